@@ -198,15 +198,12 @@ def size_bounds(facts: Facts, *, false_alarm: float = 0.05, power: float = 0.8) 
 
 
 _COLUMNS = ["examples", "seconds", "detectable", "unpaired", "selection_gap", "available", "affordable"]
+FALSE_ALARM = 0.05
+POWER = 0.8
 
 
 def evaluation_sizes(
-    record: RecordLike | Facts,
-    sizes: Sequence[int] | None = None,
-    *,
-    comparisons: int = 100,
-    false_alarm: float = 0.05,
-    power: float = 0.8,
+    record: RecordLike | Facts, sizes: Sequence[int] | None = None, *, comparisons: int = 100
 ) -> pd.DataFrame:
     """Return for sizes of the sample what an evaluation costs and shows (P3.3, P3.4, P3.5).
 
@@ -227,7 +224,7 @@ def evaluation_sizes(
     available, timing, pair = int(facts["examples"]), facts.get("timing"), facts.get("pair") or {}
     budget = (facts.get("asked") or {}).get("budget_s")
     grid = sizes or sorted({*(round(v) for v in np.geomspace(min(10, available), 10 * available, 31)), available})
-    level: dict[str, Any] = {"false_alarm": false_alarm, "power": power, **_noise(facts)}
+    level: dict[str, Any] = {"false_alarm": FALSE_ALARM, "power": POWER, **_noise(facts)}
     differ = how_models_differ(facts)
     own = differ.get("sd", math.nan) / math.sqrt(2)
     if (

@@ -1,7 +1,6 @@
 """`diagnose_lr_sweep`: lr*, where instability starts, and what that says about the baseline (F1.6, F1.12, O1)."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,10 +20,7 @@ CODES = Codes({
     "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", **OWN_LR_CODES, "lr.at_edge": "F1.12",
     "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",
 })  # fmt: skip
-NOISE_SDS = 2.0  # standard errors of a paired difference that count as equal
-LOSS_TOLERANCE = 0.02  # relative difference of the loss that counts as equal (O1)
 EDGE_RATIO = 2.0  # lr* is at the edge when instability starts at or below this many times lr* (rule of thumb)
-FIX_FRAC = 0.01  # a fix that gains less than this share of what lr* learned gains nothing (rule of thumb)
 BRACKET_TOLERANCE = 0.05  # width of the bracket around `lr.unstable` that is asked for
 TAIL_FRAC = 0.1  # share of the steps that the objective averages (O1)
 
@@ -43,20 +39,19 @@ def diagnose_lr_sweep(record: RecordLike, *, far_ratio: float = 30.0) -> Diagnos
     table = study.sweep(tail_frac=TAIL_FRAC)
     own = study.config.get("peak_lr")
     baseline = float(own) if isinstance(own, (int, float)) else math.nan
-    best = lr_best(table, own=baseline, noise_sds=NOISE_SDS, loss_tolerance=LOSS_TOLERANCE)
+    best = lr_best(table, own=baseline)
     fixed = fixed_step(study)
     if best is None or len(table.points) < 2 or fixed:
         return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), nothing_learns(study, table)])
     bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=TAIL_FRAC)
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
-    limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE, "material_frac": FIX_FRAC}
     held = own_lr_findings(study, table, best, bracket)
     return Diagnosis.of(study, [
         _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
         _unstable(table, short, best, bracket, far=far),
         *held,
-        _at_edge(study, table, best, bracket, limits=limits),
+        _at_edge(study, table, best, bracket),
         _probabilistic(table, best, baseline),
         nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
     ])  # fmt: skip
@@ -192,9 +187,7 @@ def _unstable(
     return found("ok", summary, value=bracket.middle, evidence=evidence)
 
 
-def _at_edge(
-    study: JudgedStudy, table: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, limits: Mapping[str, float]
-) -> Finding:
+def _at_edge(study: JudgedStudy, table: SweepTable, best: BestLR, bracket: UnstableBracket | None) -> Finding:
     if bracket is None:
         top = table.points[-1].lr
         times = top / best.lr
@@ -207,7 +200,7 @@ def _at_edge(
     lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
     at_edge = bracket.middle / lowest <= EDGE_RATIO
     fixes = judged_runs(study, ["fix"], above=bracket.middle)
-    harmful = is_harmful(table, fixes, **limits)
+    harmful = is_harmful(table, fixes)
     evidence = {
         "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": fixes,
         "points": _rows(table),

@@ -20,6 +20,7 @@ OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 OTHER_RATIO = 2.0  # lrs closer to the baseline's than this factor are no other lrs (rule of thumb)
 MATERIAL_FRAC = 0.1  # the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and more)
 LITTLE_FRAC = 0.5  # the share from which on that is a failure (rule of thumb)
+NOISE_SDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,7 @@ class Rival:
         return f", a difference of {100 * share:.2g} % of what training gains (alarm: {100 * alarm:g} %)"
 
 
-def best_rival(
-    record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int], *, noise_sds: float = 2.0
-) -> Rival | None:
+def best_rival(record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int]) -> Rival | None:
     """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none."""
     select, sign = str(record.config.get("select", "")), metric_sign(record)
     points = [table.points[index] for index in indices]
@@ -73,7 +72,7 @@ def best_rival(
             for p in (own, point)
         )
         if theirs:
-            found.append((sign * theirs[select] + noise_sds * theirs["noise"], point, ours.get(select), theirs))
+            found.append((sign * theirs[select] + NOISE_SDS * theirs["noise"], point, ours.get(select), theirs))
     if found:
         _, point, mine, theirs = min(found, key=lambda item: item[0])
         value, noise = theirs[select], theirs["noise"]

@@ -36,6 +36,11 @@ MIN_CLASS_FRAC = 0.0  # smallest share of the training examples that a class may
 CUT_SHARE = 0.1  # share of the trained parameters, or of their tensors, from which on it is a failure that the forward pass uses them and no gradient reaches them, or that the optimizer leaves them as they are (rule of thumb)
 UNUSED_SHARE = 0.2  # share of the trained parameters that the forward pass may leave unused (rule of thumb: a head that is not needed has less)
 CANCELLED_SHARE = 0.02  # share of them that may have a gradient of 0 in the graph: a bias cancels in a difference of two outputs of one net, or before a norm (rule of thumb)
+WRONG_SHARE = 0.1  # of wrong labels, from which on it matters (rule of thumb)
+EVEN = 0.5  # the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb)
+FEWEST = 20  # labels in the lower half
+APART = 0.15  # distance of the shares of classes from which on that alone moves an accuracy (rule of thumb)
+ALPHA = 1e-4  # chance at which inputs are called different (rule of thumb)
 
 
 def diagnose_preflight(record: RecordLike) -> Diagnosis:
@@ -279,17 +284,12 @@ def _share_of_parameters(facts: Facts, names: Sequence[str]) -> float:
     return float(sum(sizes.get(name, 0) for name in names) / max(1, facts["parameters"]))
 
 
-def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest: int = 20) -> dict[str, float] | None:
+def wrong_labels(facts: Facts) -> dict[str, float] | None:
     """Return what share of the labels is wrong at random; None where they do not look so.
 
     Examples that are hard to tell apart have labels among the few classes that come into question. Labels that are wrong at random fall
     on all others alike, those that come into question last as well: where the ranks that the yardsticks give to the labels
     have such an even tail behind a first place that is mostly right.
-
-    Args:
-        share: of wrong labels, from which on it matters (rule of thumb).
-        even: the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb).
-        fewest: labels in the lower half.
     """
     ranks = (facts.get("yardsticks") or {}).get("ranks")
     if not ranks or len(ranks) < _FEWEST_CLASSES:
@@ -298,21 +298,21 @@ def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest:
     half = (len(counts) - 1) // 2
     upper, lower = counts[1 : len(counts) - half], counts[len(counts) - half :]
     wrong = float(lower.mean()) * (len(counts) - 1) / counts.sum()
-    if wrong < share or lower.sum() < fewest or counts[0] < counts.sum() / 2 or lower.mean() < even * upper.mean():
+    if (
+        wrong < WRONG_SHARE
+        or lower.sum() < FEWEST
+        or counts[0] < counts.sum() / 2
+        or lower.mean() < EVEN * upper.mean()
+    ):
         return None
     return {"share": float(wrong), "right": float(counts[0] / counts.sum())}
 
 
-def wrong_in_training(facts: Facts, *, share: float = 0.1, apart: float = 0.15, alpha: float = 1e-4) -> dict[str, float] | None:  # fmt: skip
+def wrong_in_training(facts: Facts) -> dict[str, float] | None:
     """Return how many targets of training rows a model predicts that never saw them, and how many of validation, where that is far more.
 
     Both are drawn from one population, as far as inputs and classes tell, and no validation row is in training: then a model that errs half
     as often there was fitted to targets of which many are wrong, at random or by a rule of their own.
-
-    Args:
-        share: of the targets by which the two differ at least (rule of thumb).
-        apart: distance of the shares of classes from which on that alone moves an accuracy (rule of thumb).
-        alpha: chance at which inputs are called different (rule of thumb).
     """
     found, shift = facts.get("yardsticks") or {}, facts.get("shift", {}).get("validation")
     carried, held = found.get("carried"), ((facts.get("overlap") or {}).get("splits") or {}).get("validation")
@@ -321,9 +321,9 @@ def wrong_in_training(facts: Facts, *, share: float = 0.1, apart: float = 0.15, 
     own, theirs = max(found["score"].values()), carried["score"]
     spread = float(np.sqrt(own * (1 - own) * (1 / carried["rows"] + 1 / found["rows"])))
     inputs, targets = shift["inputs"], shift["targets"]
-    differ = "reason" not in inputs and any(test["p"] * inputs["tests"] < alpha for test in inputs["worst"])
-    if differ or targets.get("distance", 1.0) >= apart or held["exact"] + held["near"] > 0.01 * held["rows"]:
+    differ = "reason" not in inputs and any(test["p"] * inputs["tests"] < ALPHA for test in inputs["worst"])
+    if differ or targets.get("distance", 1.0) >= APART or held["exact"] + held["near"] > 0.01 * held["rows"]:
         return None
-    if theirs - own < max(share, 6 * spread) or 1 - theirs > (1 - own) / 2:
+    if theirs - own < max(WRONG_SHARE, 6 * spread) or 1 - theirs > (1 - own) / 2:
         return None
     return {"predicted": own, "validation": theirs, "share": 1 - own / theirs}

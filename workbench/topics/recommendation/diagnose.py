@@ -28,7 +28,7 @@ from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK
 from workbench.record.roles import SHORT, Role
-from workbench.topics.clipping.ladder import masks
+from workbench.topics.clipping.ladder import AGGRESSIVE_FRAC, masks
 
 REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 """Stages whose trials change something against instability, at full length."""
@@ -166,7 +166,7 @@ def screen(record: RecordLike, diagnosis: Diagnosis, *, without: Collection[str]
     Returns:
         What `compare_selected` does for the candidates that are not named in `without`, and against: why the candidate is not worth
         a proof, or "", doubt: the same where that is no word against the candidate itself, and untried: the candidate has to be
-        trained at `margin` times its lr, as nothing shows yet how far it is from the edge.
+        trained at `EDGE_MARGIN` times its lr, as nothing shows yet how far it is from the edge.
     """
     found, keeps = _candidates(record, diagnosis)
     candidates = {name: numbers for name, numbers in found.items() if name not in without}
@@ -259,7 +259,7 @@ def _protects(run: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _tried_beyond(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether training is stable with a run's warmup and clipping, or less of them, at `margin` times its lr; None where unknown."""
+    """Whether training is stable with a run's warmup and clipping, or less of them, at `EDGE_MARGIN` times its lr; None where unknown."""
     top = EDGE_MARGIN * run["lr"]
     if any(_protects(run, other) and other["lr"] >= top * (1 - 1e-6) and not other["lasting"] for other in runs):
         return True
@@ -267,9 +267,9 @@ def _tried_beyond(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> 
     return False if any(_protects(other, run) and other["lasting"] for other in near) else None
 
 
-def _disguised(clipped: Sequence[Mapping[str, Any]], edge: float | None, *, aggressive_frac: float = 0.5) -> set[int]:
+def _disguised(clipped: Sequence[Mapping[str, Any]], edge: float | None) -> set[int]:
     """Return the clipped runs that hide an lr which is too high, or are a smaller one in disguise (F4.11, F4.12)."""
-    return {row["trial"] for row in clipped if masks(row, edge) or (row["clip_frac"] or 0.0) >= aggressive_frac}
+    return {row["trial"] for row in clipped if masks(row, edge) or (row["clip_frac"] or 0.0) >= AGGRESSIVE_FRAC}
 
 
 def tried_remedies(record: RecordLike) -> set[str]:

@@ -48,8 +48,7 @@ NEAR_RATIO = 2.0  # "just above lr*" (O2), the multiple that the early probe run
 SPIKE_FRAC = 0.1  # a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that takes longer costs something (rule of thumb)
 HEADROOM_RATIO = 1.5  # an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move the edge by some ten per cent)
 USUAL_INTERVAL = 100  # evaluation interval that an early excursion is held against (F1.10)
-NOISE_SDS = 2.0
-LOSS_TOLERANCE = 0.02
+NOISE_SDS = 2.0  # standard errors of a difference that count as equal
 
 
 class _Hit(NamedTuple):
@@ -84,7 +83,6 @@ class _Instability:
 
     def __init__(self, record: RecordLike) -> None:
         study = self.record = judged(record)
-        limits = {"noise_sds": NOISE_SDS, "loss_tolerance": LOSS_TOLERANCE}
         own = set(own_trials(study))
         curves = [
             c for c in study.curves
@@ -92,11 +90,11 @@ class _Instability:
         ]  # fmt: skip
         self.own = own & {c.trial for c in curves}
         self.table = study.sweep()
-        self.best = lr_best(self.table, **limits) if len(self.table.points) > 1 else None
+        self.best = lr_best(self.table) if len(self.table.points) > 1 else None
         self.star = None if self.best is None else self.best.measured_lr
         self.bracket = None if self.best is None else unstable_bracket(self.table)
         fixes = [] if self.bracket is None else judged_runs(study, ["fix"], above=self.bracket.middle)
-        self.harmful = is_harmful(self.table, fixes, **limits)
+        self.harmful = is_harmful(self.table, fixes)
         baseline = study.config.get("peak_lr")
         self.baseline = float(baseline) if isinstance(baseline, (int, float)) else 0.0
         self.items = judge(curves, study.full_length)

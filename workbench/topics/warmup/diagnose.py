@@ -29,6 +29,8 @@ CODES = Codes({
 })  # fmt: skip
 MIN_MULTIPLE = 10.0  # the learning rate that a warmup has to open, over the one that is unstable without (F3.3)
 LENGTHEN_FRAC = 0.05  # above this share the run may have to grow (F3.14)
+EDGE_RATIO = 2.0  # lr* is at the edge when instability starts at or below this many times lr*, so a bracket wider than that does not tell (rule of thumb)
+FAR = (5.0, 10.0)  # between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +54,16 @@ class WarmupSigns:
         return None if None in (self.at_edge, self.rises) else False
 
 
-def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[float, float] = (5.0, 10.0)) -> WarmupSigns:
-    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr.
-
-    Args:
-        edge_ratio: lr* is at the edge when instability starts at or below this many times lr*, so a bracket wider than that
-            does not tell (rule of thumb).
-        far: between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13).
-    """
+def warmup_signs(record: RecordLike) -> WarmupSigns:
+    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr."""
     study = judged(record)
     sweep = diagnose_lr_sweep(study)
     edge, unstable = sweep["lr.at_edge"], sweep["lr.unstable"]
     lower, upper = unstable.evidence.get("lower"), unstable.evidence.get("upper")
-    told = lower is not None and upper is not None and upper <= edge_ratio * lower * (1 + 1e-9)
+    told = lower is not None and upper is not None and upper <= EDGE_RATIO * lower * (1 + 1e-9)
     star, rises = study.facts.get("lr_star") or sweep["lr.best"].value, None
     if star is not None:
-        peers, (low, high) = study.full_length, (far[0] * star * (1 - 1e-6), far[1] * star * (1 + 1e-6))
+        peers, (low, high) = study.full_length, (FAR[0] * star * (1 - 1e-6), FAR[1] * star * (1 + 1e-6))
         runs = [c for c in peers if c.stage == Role.CONFIRM or low <= c.lr <= high]
         shapes = [confirmation(item, lr_star=star)["shape"] for item in judge(runs, peers)]
         rises = any(shape == "rise after decline" for shape in shapes) if shapes else None
