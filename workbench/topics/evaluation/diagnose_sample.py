@@ -11,6 +11,8 @@ from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.topics.evaluation.sample_size import (
+    FALSE_ALARM,
+    POWER,
     SizeBounds,
     detectable_difference,
     evaluation_sizes,
@@ -27,8 +29,6 @@ _BY_CLASS = ("recall", "precision", "f1", "sensitivity", "balanced")
 """Metrics that rest on the examples of single classes have one of these words in their name."""
 Facts = Mapping[str, Any]
 SKEW_FALSE_ALARM = 0.01  # how often a sample drawn at random is called skewed, at most (rule of thumb)
-FALSE_ALARM = 0.05  # how often two equal models are called different (rule of thumb: 5 %, as is common)
-POWER = 0.8  # how often the smallest difference that is called detectable is found (rule of thumb: 80 %, as is common)
 LEARNED_FRAC = 0.25  # without a smallest difference of interest, the set should show this share of what training improves the metric by (rule of thumb: a set that cannot show a quarter of it tells little but that there is learning)
 ONE_EXAMPLE = 0.05  # a class is rare where one example more moves its recall by at least this (P3.7: 0.05, one of 20)
 COMPARISONS = 100  # models that are compared on the set, for the gap that choosing the best of them leaves (P3.5)
@@ -59,14 +59,10 @@ def diagnose_evaluation_sample(record: RecordLike | Facts, *, adopted: bool = Fa
         )
         reason = why_missing(known, "evaluation_sample", otherwise)
         return Diagnosis(findings=tuple(CODES.finding(code, "not_measured", reason) for code in CODES), **about)
-    level = {"false_alarm": FALSE_ALARM, "power": POWER}
     if how_models_differ(facts):
-        small = _too_small(
-            facts, level,
-            adopted=adopted,
-        )  # fmt: skip
+        small = _too_small(facts, adopted=adopted)
     else:
-        small = _one_model(facts, size_bounds(facts, **level))
+        small = _one_model(facts, size_bounds(facts))
     return Diagnosis(findings=(_skew(facts), small, _minority(facts)), **about)
 
 
@@ -110,11 +106,11 @@ def _skew(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _too_small(facts: Facts, level: dict[str, float], *, adopted: bool) -> Finding:
-    asked, pair, bounds = facts.get("asked") or {}, facts["pair"], size_bounds(facts, **level)
+def _too_small(facts: Facts, *, adopted: bool) -> Finding:
+    asked, pair, bounds = facts.get("asked") or {}, facts["pair"], size_bounds(facts)
     metric, learned = str(facts["metric"]), pair.get("learned")
     n = int((facts.get("sample") or {}).get("size") or bounds.proposed or bounds.available)
-    row = evaluation_sizes(facts, [n], comparisons=COMPARISONS, **level).iloc[0]
+    row = evaluation_sizes(facts, [n], comparisons=COMPARISONS).iloc[0]
     numbers = {name: float(row[name]) for name in ("detectable", "unpaired", "seconds", "selection_gap")}
     shows_from = numbers["detectable"]
     shows = f"{n} examples show a difference of {_short(shows_from)} in {metric}"
@@ -123,7 +119,7 @@ def _too_small(facts: Facts, level: dict[str, float], *, adopted: bool) -> Findi
         wanted, what = float(asked["smallest_difference"]), "asked for"
     elif adopted and pair.get("difference") is not None:  # it was seen already: no chance of these examples is enough
         wanted, what = abs(float(pair["difference"])), "what was decided by"
-        sd, false_alarm = float(pair["difference_sd"]), level["false_alarm"]
+        sd, false_alarm = float(pair["difference_sd"]), FALSE_ALARM
         shows_from = detectable_difference(n, sd=sd, false_alarm=false_alarm, power=0.5)
         tell = f"{n} examples tell these two models apart where their {metric} differs by {_short(shows_from)} or more"
         said = f"{tell}; the decision was by {_short(wanted)}."
@@ -139,8 +135,8 @@ def _too_small(facts: Facts, level: dict[str, float], *, adopted: bool) -> Findi
     elif what == "asked for":
         cost = f", within {asked['budget_s']:g} s an evaluation" if asked.get("budget_s") is not None else ""
         said = f"{shows}{cost}: sizes from {bounds.smallest} to {bounds.largest or bounds.available} keep both bounds."
-    evidence = bounds._asdict() | numbers | level | {
-        "size": n, "comparisons": COMPARISONS, "pair": dict(pair), "threshold_is": what, "shows_from": shows_from,
+    evidence = bounds._asdict() | numbers | {
+        "false_alarm": FALSE_ALARM, "power": POWER, "size": n, "comparisons": COMPARISONS, "pair": dict(pair), "threshold_is": what, "shows_from": shows_from,
     }  # fmt: skip
     known: dict[str, Any] = {"value": shows_from, "unit": metric, "threshold": wanted, "evidence": evidence}
     matters = what == "what was decided by" and (wanted or 0.0) >= MATERIAL_FRAC * (learned or 0.0)
