@@ -59,10 +59,7 @@ def diagnose_evaluation_sample(record: RecordLike | Facts, *, adopted: bool = Fa
         )
         reason = why_missing(known, "evaluation_sample", otherwise)
         return Diagnosis(findings=tuple(CODES.finding(code, "not_measured", reason) for code in CODES), **about)
-    if how_models_differ(facts):
-        small = _too_small(facts, adopted=adopted)
-    else:
-        small = _one_model(facts, size_bounds(facts))
+    small = _too_small(facts, adopted=adopted) if how_models_differ(facts) else _one_model(facts, size_bounds(facts))
     return Diagnosis(findings=(_skew(facts), small, _minority(facts)), **about)
 
 
