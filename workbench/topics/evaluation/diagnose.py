@@ -62,17 +62,17 @@ def diagnose_evaluation(record: RecordLike, *, offline_split: str | None = None)
         record, offline_split=offline_split,
     )  # fmt: skip
     findings = _interval(record), _batch_size(record)
-    return Diagnosis.of(record, [*findings, *_judge_cases(record.facts.get("evaluation"), TOLERANCE, missing), proxy])
+    return Diagnosis.of(record, [*findings, *_judge_cases(record.facts.get("evaluation"), missing), proxy])
 
 
-def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None, tolerance: float = TOLERANCE) -> Diagnosis:
+def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None) -> Diagnosis:
     """Judge what `collect_cases` saw of an evaluation function: `evaluation.weighting` and `evaluation.coverage`.
 
     A case is one call: the value that came back, and which examples the model saw in which batches. Each known fault predicts a value
     from the values of the examples; the first prediction that is right names the fault, with its exact bias. Two values are the same
-    within the share `tolerance` of the spread of the examples' values (rule of thumb).
+    within the share `TOLERANCE` of the spread of the examples' values (rule of thumb).
     """
-    return Diagnosis(findings=_judge_cases(facts, tolerance, f"Not measured: {NOBODY_LOOKED}."), workload=workload)
+    return Diagnosis(findings=_judge_cases(facts, f"Not measured: {NOBODY_LOOKED}."), workload=workload)
 
 
 def _interval(record: RecordLike) -> Finding:
@@ -154,7 +154,7 @@ def _predicted(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]
     return found
 
 
-def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[Finding, Finding]:
+def _judge_cases(facts: Facts | None, missing: str) -> tuple[Finding, Finding]:
     """Return `evaluation.weighting` and `evaluation.coverage`; `missing` is what is said where there are no facts."""
     if facts and "unseen" in facts:
         missing = f"Not measured: {facts['unseen']}."
@@ -165,7 +165,7 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
         return weighting, coverage
     values, weights = (np.asarray(facts[name], dtype=np.float64) for name in ("values", "weights"))
     spread, metric = float(values.max() - values.min()), facts["metric"]
-    allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
+    allowed = (SHORT if facts.get("short_digits") else 1.0) * TOLERANCE
     allowed *= max(spread, float(np.abs(values).max()) * 1e-2)
     padded = zip(facts["cases"], _pads(facts, values), strict=True)
     cases = _cases(
