@@ -55,7 +55,7 @@ def test_clipping_hides_an_lr_that_is_stable_only_while_clipped(
     assert masks(row(**changes), edge) is expected
 
 
-def test_a_tighter_one_leads_where_the_looser_ones_only_hide_or_clip_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tighter_one_leads_where_the_looser_ones_only_hide_or_clip_too_much() -> None:
     rows = [row(4.0, parked=True, late_clip_frac=1.0), row(3.0, clip_frac=0.5), row(2.0, clip_frac=0.49), row(1.0)]
     rung, why = leading(record([]), rows)
     assert (rung.max_grad_norm, why) == (2.0, "passes")
@@ -63,8 +63,7 @@ def test_a_tighter_one_leads_where_the_looser_ones_only_hide_or_clip_too_much(mo
     assert rung.max_grad_norm == 4.0, "without a cure the loosest that keeps training stable"
     lost = row(4.0, lasting=True, twin=None, twin_outcome=None, twin_lasting=None)
     assert leading(record([]), [lost, row(2.0)])[0].max_grad_norm == 2.0, "a run that is lost passes nothing"
-    monkeypatch.setattr("workbench.topics.clipping.ladder.AGGRESSIVE_FRAC", 0.2)
-    assert leading(record([]), rows)[0].max_grad_norm == 1.0
+    assert leading(record([]), rows, aggressive_frac=0.2)[0].max_grad_norm == 1.0
 
 
 NORMS = np.random.default_rng(3).lognormal(size=300)

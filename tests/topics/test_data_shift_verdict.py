@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 from workbench.findings.finding import Finding
-from workbench.topics.data.diagnose import ALPHA, LARGE_SHIFT, SMALL_SHIFT
+from workbench.topics.data.diagnose import diagnose_data
 from workbench.topics.data.diagnose_shift import label_shift, train_validation_shift
 from workbench.topics.evaluation.diagnose_generalisation import Gap
 
-LIMITS = {"alpha": ALPHA, "small": SMALL_SHIFT, "large": LARGE_SHIFT}
+_USED = inspect.signature(diagnose_data).parameters
+LIMITS = {
+    name: _USED[of].default for name, of in (("alpha", "alpha"), ("small", "small_shift"), ("large", "large_shift"))
+}
 TABLE = {"reason": "there are no columns"}
 
 

@@ -131,16 +131,13 @@ def test_noise_on_a_plateau_does_not_make_a_proxy_bad() -> None:
     [
         (FALLING[:7], FALLING[:7], {}, "7 checkpoints"),
         (FALLING, None, {"subset": "random-8-seed0"}, "0 checkpoints"),
-        (np.arange(9.0), np.array([1.0, 0, 3, 2, 7, 4, 5, 6, 8]), {"limit": 0.95}, "too few to tell it from 0.95"),
+        (np.arange(9.0), np.array([1.0, 0, 3, 2, 7, 4, 5, 6, 8]), {"min_correlation": 0.95}, "too few to tell it from 0.95"),
         (FALLING[:12], np.full(12, 0.5), {}, "is constant, or not finite"),
         (np.full(12, np.nan), FALLING[:12], {}, "is constant, or not finite"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_told_of_a_proxy_is_not_measured(
-    one: Any, other: Any, options: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workbench.topics.evaluation.proxy.MIN_CORRELATION", options.get("limit", 0.8))
-    found = proxy(evaluated(one, other, subset=options.get("subset", "")))
+def test_what_cannot_be_told_of_a_proxy_is_not_measured(one: Any, other: Any, options: Any, words: str) -> None:
+    found = proxy(evaluated(one, other, subset=options.pop("subset", "")), **options)
     assert (found.status, words in found.summary) == ("not_measured", True), found
 
 

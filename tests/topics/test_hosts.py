@@ -23,8 +23,8 @@ Edit = Callable[[Ranks], Any]
 OK = {code.removeprefix("hosts."): "ok" for code in CODES}
 
 
-def statuses(seen: Audit) -> dict[str, str]:
-    return {f.code.removeprefix("hosts."): f.status for f in wb.hosts.diagnose(seen)}
+def statuses(seen: Audit, **settings: Any) -> dict[str, str]:
+    return {f.code.removeprefix("hosts."): f.status for f in wb.hosts.diagnose(seen, **settings)}
 
 
 def edited(edit: Edit, world: int = 2) -> Audit:
@@ -451,6 +451,13 @@ def test_a_straggler_is_busy_half_as_long_again_in_three_of_four_steps(slow_step
     found = finding(busy(machine, late), "straggler")
     assert (found.status, found.value) == (status, slow_steps / 20)
     assert found.evidence["late_share"] == {0: 0.0, 1: slow_steps / 20}
+
+
+def test_thresholds_are_arguments() -> None:
+    assert statuses(edited(slow), straggler_ratio=3.0) == OK
+    assert statuses(edited(slow), straggler_share=1.1) == OK
+    assert statuses(edited(busy([1.0] * 10, [2.0] * 10)), min_steps=10)["straggler"] == "warn"
+    assert statuses(edited(EVALUATED_APART), large_shift=10.0) == OK | {"buffers": "warn"}
 
 
 def test_the_size_of_a_shift_decides_between_warn_and_fail() -> None:

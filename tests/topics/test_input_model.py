@@ -28,8 +28,8 @@ def audit(facts: dict[str, Any]) -> Audit:
     return Audit(facts={"input_pipeline": facts}, workload="w")
 
 
-def said(facts: dict[str, Any], code: str = "input.bound") -> Any:
-    diagnosis = wb.input.diagnose(audit(facts))
+def said(facts: dict[str, Any], code: str = "input.bound", **thresholds: float) -> Any:
+    diagnosis = wb.input.diagnose(audit(facts), **thresholds)
     assert [f.code for f in diagnosis] == list(CODES)
     dumps(diagnosis.to_dict())
     for finding in diagnosis:
@@ -249,17 +249,18 @@ READS = {"read": ["x"], "unread": ["mask"], "moved_bytes": 1000, "read_bytes": 9
 
 
 @pytest.mark.parametrize(
-    ("reads", "status"),
+    ("reads", "least", "status"),
     [
-        (READS | {"bytes": {"x": 90_000, "mask": 10_000}}, "warn"),
-        (READS | {"bytes": {"x": 90_000, "mask": 4_000}}, "ok"),
-        (READS | {"bytes": {"x": 900, "mask": 100}}, "ok"),
-        (READS | {"read": [], "known": False, "bytes": {"x": 90_000, "mask": 10_000}}, "not_measured"),
-        (None, "not_measured"),
+        (READS | {"bytes": {"x": 90_000, "mask": 10_000}}, 4096, "warn"),
+        (READS | {"bytes": {"x": 90_000, "mask": 4_000}}, 100, "ok"),
+        (READS | {"bytes": {"x": 900, "mask": 100}}, 4096, "ok"),
+        (READS | {"bytes": {"x": 900, "mask": 100}}, 10, "warn"),
+        (READS | {"read": [], "known": False, "bytes": {"x": 900, "mask": 100}}, 10, "not_measured"),
+        (None, 10, "not_measured"),
     ],
 )
-def test_unused_features_by_their_bytes(reads: Any, status: str) -> None:
-    finding = said(pipeline(reads=reads), "input.unused_features")
+def test_unused_features_by_their_bytes(reads: Any, least: float, status: str) -> None:
+    finding = said(pipeline(reads=reads), "input.unused_features", least_unused_bytes=least)
     assert finding.status == status
     assert ("never reads mask" in finding.summary) == (status in ("warn", "ok"))
 
@@ -325,26 +326,24 @@ def stalled() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("record", "status", "value"),
+    ("record", "thresholds", "status", "value"),
     [
-        (timed(np.full(60, 0.006)), "warn", 0.6),
-        (timed(np.full(60, 0.0002)), "ok", 0.02),
-        (timed(*stalled()), "ok", 0.01),  # a slow first batch and one stall
-        (timed(np.full(60, 0.0001), 0.0003), "ok", 1 / 3),
-        (timed(np.full(10, 0.006)), "not_measured", None),
-        (timed(np.full(60, np.nan)), "not_measured", None),
-        (timed(np.full(60, 0.0), 0.0), "not_measured", None),
-        (timed(np.full(60, 0.01), np.inf), "not_measured", None),
-        (study(), "ok", None),  # does not apply: nothing was loaded
-        (timed(np.full(60, 0.006), trials=3, lanes=[3.0, 3.0, 3.0]), "not_measured", None),
-        (timed(np.full(60, 0.006), trials=3, lanes=[1.0, 3.0, 3.0]), "warn", 0.6),
+        (timed(np.full(60, 0.006)), {}, "warn", 0.6),
+        (timed(np.full(60, 0.0002)), {}, "ok", 0.02),
+        (timed(*stalled()), {}, "ok", 0.01),  # a slow first batch and one stall
+        (timed(np.full(60, 0.0001), 0.0003), {}, "ok", 1 / 3),
+        (timed(np.full(60, 0.0001), 0.0003), {"least_wait_s": 1e-5}, "warn", 1 / 3),
+        (timed(np.full(10, 0.006)), {}, "not_measured", None),
+        (timed(np.full(60, np.nan)), {}, "not_measured", None),
+        (timed(np.full(60, 0.0), 0.0), {}, "not_measured", None),
+        (timed(np.full(60, 0.01), np.inf), {}, "not_measured", None),
+        (study(), {}, "ok", None),  # does not apply: nothing was loaded
+        (timed(np.full(60, 0.006), trials=3, lanes=[3.0, 3.0, 3.0]), {}, "not_measured", None),
+        (timed(np.full(60, 0.006), trials=3, lanes=[1.0, 3.0, 3.0]), {}, "warn", 0.6),
     ],
 )
-def test_the_share_of_waiting_that_any_trial_records(
-    record: Any, status: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workbench.topics.input.diagnose.LEAST_TOTAL_S", 0.0)
-    finding = diagnose_input_share(record)["input.bound"]
+def test_the_share_of_waiting_that_any_trial_records(record: Any, thresholds: Any, status: str, value: Any) -> None:
+    finding = diagnose_input_share(record, **({"least_total_s": 0.0} | thresholds))["input.bound"]
     assert (finding.status, finding.value) == (status, None if value is None else pytest.approx(value, rel=0.01))
     assert value is None or finding.evidence["trials"] == [0]
 
@@ -361,10 +360,12 @@ def test_what_other_programs_take_is_no_wait() -> None:
     rounds(busy, steady_s=0.08, wait_s=0.03, queued_s=0.04)  # other programs have the processors for half of the time
     assert said(busy).value == pytest.approx(said(quiet).value) == pytest.approx(0.75)
     assert "75% of a step waits for data (30 ms of 40 ms, without what other programs took)" in said(busy).summary
+    assert said(ready(queued=0.01), busy_share=0.6).status == "warn"
     facts = pipeline(fetch_s=0.03, blocked=0.1)
     facts["fetch"]["items_queued_s"] = 0.02  # of the scheduler: no preprocessing
     parts = {"latency": 0.003, "preprocessing": 0.007, "collate": 0, "unused_features": 0}
     assert find_cause(Pipeline(facts)).parts == pytest.approx(parts)
+    assert said(pipeline(fetch_s=0.0002, compute_s=0.0002), least_wait_s=1e-5).status == "warn"
 
 
 def test_what_explains_under_half_of_the_wait_is_no_cause() -> None:

@@ -110,18 +110,17 @@ def test_a_wider_range_alone_is_told_and_no_alarm():
 
 
 @pytest.mark.parametrize(("more", "why"), [
-    ({"decades": 1.5}, "not wide enough"), ({"level": 0.5}, "ends higher"),
+    ({"wider_decades": 1.5}, "not wide enough"), ({"level": 0.5}, "ends higher"),
     ({"last": 0.5}, "its own end is not bracketed, which counts for it; the baseline's is"),
 ])  # fmt: skip
-def test_what_is_not_certainly_wider_is_not_called_so(more, why, monkeypatch):
+def test_what_is_not_certainly_wider_is_not_called_so(more, why):
     level = more.pop("level", 0.0)
-    monkeypatch.setattr("workbench.topics.optimizers.rule_ranges.WIDER_DECADES", more.pop("decades", 0.3))
     if more.pop("last", None):
         own = MOMENTUM[1:3]  # nobody knows how far momentum goes
         found = wb.optimizers.diagnose(study(*own, *WIDE))["optimizers.better"]
     else:
         wide = [bad("adam", 0.0005), *rule("adam", (0.001, 0.01, 0.1, 1.0), unstable=2.0, level=level)]
-        found = wb.optimizers.diagnose(study(*MOMENTUM, *wide))["optimizers.better"]
+        found = wb.optimizers.diagnose(study(*MOMENTUM, *wide), **more)["optimizers.better"]
     assert found.evidence["wider"] == [], why
 
 

@@ -39,10 +39,10 @@ HEALTHY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def said(facts: dict[str, Any] | None, one_batch: dict[str, Any] | None = None) -> dict[str, Any]:
+def said(facts: dict[str, Any] | None, one_batch: dict[str, Any] | None = None, **thresholds: float) -> dict[str, Any]:
     known = {} if facts is None else {"preflight": facts, "one_batch": one_batch}
     record = Audit(facts=known, workload="x")
-    diagnosis = diagnose_preflight(record)
+    diagnosis = diagnose_preflight(record, **thresholds)
     assert len(diagnosis.findings) == len(CODES)
     assert {f.code for f in diagnosis} == CODES
     return {f.code: f for f in diagnosis}

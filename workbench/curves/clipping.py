@@ -27,8 +27,6 @@ _PLAIN_RULES = frozenset({"sgd", "momentum", "nesterov"})
 """Rules whose step is proportional to the gradient, so that a shorter gradient is a smaller lr."""
 ADAPTIVE_RULES = frozenset({"rmsprop", "adam", "nadam", "adamw"})
 """Rules that divide by the root of a mean of squared gradients, and so divide out whatever shortens all of them alike."""
-MIN_STEPS = 20  # fewer finite norms in the stretch choose nothing: a tenth of 20 is 2 (rule of thumb)
-EQUAL_RTOL = 1e-6  # norms that differ by no more than this share are equal (rule of thumb: rounding of float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +104,13 @@ def steady_stretch(
 
 
 def choose_threshold(
-    norms: ArrayLike, *, percentile: float = 90.0, first: int | None = None, end: int | None = None
+    norms: ArrayLike,
+    *,
+    percentile: float = 90.0,
+    first: int | None = None,
+    end: int | None = None,
+    min_steps: int = 20,
+    equal_rtol: float = 1e-6,
 ) -> ClipThreshold:
     """Choose a clipping threshold: a percentile of the unclipped norms of a steady stretch of one run.
 
@@ -114,6 +118,8 @@ def choose_threshold(
         norms: L2 norms of the gradient before clipping, shape (steps,).
         percentile: 90 is the playbook's start (F4.9), to be lowered where instability stays (F4.10).
         first, end: of the steady stretch, `end` exclusive; None leaves out the start, and is the end of the run.
+        min_steps: fewer finite norms in the stretch choose nothing: a tenth of 20 is 2 (rule of thumb).
+        equal_rtol: norms that differ by no more than this share are equal (rule of thumb: rounding of float32).
     """
     if not 0 < percentile <= 100:
         raise ValueError(f"percentile={percentile!r} must be above 0 and at most 100.")
@@ -128,7 +134,7 @@ def choose_threshold(
         "windows": tuple(_percentile(part, percentile) for part in np.array_split(values, _WINDOWS)),
     }  # fmt: skip
     steady = values[start:stop][finite[start:stop]]
-    why = _useless(values, steady, percentile)
+    why = _useless(values, steady, percentile, min_steps, equal_rtol)
     if why:
         return ClipThreshold(threshold=None, reason=why, **common)
     low, median, high = (float(q) for q in np.percentile(steady, [25, 50, 75]))
@@ -141,17 +147,17 @@ def choose_threshold(
     )  # fmt: skip
 
 
-def _useless(values: FloatArray, steady: FloatArray, percentile: float) -> str:
+def _useless(values: FloatArray, steady: FloatArray, percentile: float, min_steps: int, equal_rtol: float) -> str:
     """Return why no threshold can be chosen from these norms, "" where one can."""
     if not values.size:
         return "no gradient norm was recorded"
     if not np.isfinite(values).any():
         return f"none of the {values.size} gradient norms is finite"
-    if steady.size < MIN_STEPS:
-        return f"the steady stretch has {steady.size} finite gradient norms, and {MIN_STEPS} are needed"
+    if steady.size < min_steps:
+        return f"the steady stretch has {steady.size} finite gradient norms, and {min_steps} are needed"
     if not steady.any():
         return "all gradient norms are 0: no gradient reaches the parameters"
-    if np.ptp(steady) <= EQUAL_RTOL * steady.max():
+    if np.ptp(steady) <= equal_rtol * steady.max():
         return f"all gradient norms are equal ({steady[0]:.4g}): a threshold would clip every step or none"
     if np.percentile(steady, percentile) > 0:
         return ""

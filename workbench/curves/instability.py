@@ -156,6 +156,7 @@ def classify_curve(
     loss_ref: float | None = None,
     chance: float | None = None,
     at: ArrayLike | None = None,
+    thresholds: CurveThresholds = USUAL,
 ) -> CurveVerdict:
     """Say when a training-loss curve became unstable and what came of it.
 
@@ -176,7 +177,7 @@ def classify_curve(
         at: the step of each loss, ascending, where not every step was logged, shape (steps,); every step that the verdict names is one
             of these, and stretches are counted in logged losses. None is 0, 1, 2, ...
     """
-    raw, limits = np.asarray(loss, dtype=np.float64).ravel(), USUAL
+    raw, limits = np.asarray(loss, dtype=np.float64).ravel(), thresholds
     finite, ended_nonfinite = fill_gaps(raw)
     places = np.arange(raw.size, dtype=np.float64) if at is None else np.asarray(at, dtype=np.float64).ravel()
     total = max(int(total_steps or (places[-1] + 1 if raw.size else 1)), 1)

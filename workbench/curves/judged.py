@@ -107,18 +107,26 @@ def judged(record: RecordLike) -> JudgedStudy:
     return record if isinstance(record, JudgedStudy) else JudgedStudy(record)
 
 
-NOISE_SDS = 2.0  # standard errors of the loss at lr* that count as equal
-LOSS_TOLERANCE = 0.02  # relative difference that counts as equal (O1)
-MATERIAL_FRAC = 0.01  # a gain below this share of what lr* learned costs nobody anything (rule of thumb)
+def is_harmful(
+    table: SweepTable,
+    fixes: Sequence[Mapping[str, Any]],
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    material_frac: float = 0.01,
+) -> bool | None:
+    """Tell whether a fix makes an unstable lr train well, to a loss clearly below the one at lr*; None when none was tried.
 
-
-def is_harmful(table: SweepTable, fixes: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Tell whether a fix makes an unstable lr train well, to a loss clearly below the one at lr*; None when none was tried."""
+    Args:
+        noise_sds: standard errors of the loss at lr* that count as equal.
+        loss_tolerance: relative difference that counts as equal (O1).
+        material_frac: a gain below this share of what lr* learned costs nobody anything (rule of thumb).
+    """
     if not fixes or table.best is None:
         return None
     lowest = table.points[table.best]
     se = lowest.loss_se if math.isfinite(lowest.loss_se) else 0.0
-    margin = max(NOISE_SDS * se, LOSS_TOLERANCE * table.loss_scale, MATERIAL_FRAC * table.progress)
+    margin = max(noise_sds * se, loss_tolerance * table.loss_scale, material_frac * table.progress)
     by_seed = dict(zip(lowest.seeds, lowest.losses, strict=True))
     return any(not fix["lasting"] and fix["loss"] < by_seed.get(fix["seed"], lowest.loss) - margin for fix in fixes)
 

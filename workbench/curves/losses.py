@@ -136,26 +136,30 @@ def bottomless(record: RecordLike, *, deep: float = DEEP, abyss: float = 1e6) ->
 
 CODES = Codes({"lr.nothing_learns": "F1.1"})
 (CODE,) = CODES
-NOISE_SDS = 4.0  # standard errors that what was learned has to stand out by (rule of thumb)
-# share of the way from the initial loss to chance that may be left where the run has arrived (rule of thumb)
-NEAR_FRAC = 0.1
-# standard error of the second half, as a share of chance, beyond which nothing is said (rule of thumb)
-MAX_ERROR_FRAC = 0.05
-LEAST_FRAC = 0.005  # share of chance by which the best lr has to end below it to have learned something (rule of thumb)
-MIN_ROWS = 50  # fewer losses than this tell nothing (rule of thumb)
-# standard errors that are a larger share of the loss leave room for a fall that is not seen (rule of thumb)
-SHORT_FRAC = 0.1
 
 
-def nothing_learns(record: RecordLike, table: SweepTable, *, own: bool = True) -> Finding:
+def nothing_learns(
+    record: RecordLike,
+    table: SweepTable,
+    *,
+    noise_sds: float = 4.0,
+    near_frac: float = 0.1,
+    max_error_frac: float = 0.05,
+    least_frac: float = 0.005,
+    own: bool = True,
+) -> Finding:
     """Return `lr.nothing_learns`: fail where every lr ends at the loss of the best constant output, or above it; warn where only small ones were tried.
 
     Args:
+        noise_sds: standard errors that what was learned has to stand out by (rule of thumb).
+        near_frac: share of the way from the initial loss to chance that may be left where the run has arrived (rule of thumb).
+        max_error_frac: standard error of the second half, as a share of chance, beyond which nothing is said (rule of thumb).
+        least_frac: share of chance by which the best lr has to end below it to have learned something (rule of thumb).
         own: whether the person's own lr has to learn something, too; one that is called too low or too high is told once.
     """
     evidence: dict[str, Any] = {"chance": table.chance, "loss_ref": table.loss_ref, "lrs": [p.lr for p in table.points]}
     learned = table.points[table.best] if table.learned and table.best is not None else None
-    worth = 0.0 if table.chance is None else LEAST_FRAC * abs(table.chance)
+    worth = 0.0 if table.chance is None else least_frac * abs(table.chance)
     if learned is not None and learned.loss < (table.chance or table.level) - worth:
         alarm = _own_at_chance(record, table, learned, worth, evidence) if own else None
         return alarm or _falls(table, learned, evidence)
@@ -164,16 +168,16 @@ def nothing_learns(record: RecordLike, table: SweepTable, *, own: bool = True) -
         reason = nothing_clear(table) if finite else nothing_finite(judged(record))
         return CODES.not_measured(CODE, reason, evidence=evidence)
     if len(table.points) == 1:
-        return _one_lr(judged(record).curves, finite[0], evidence)
+        return _one_lr(judged(record).curves, finite[0], evidence, noise_sds)
     point = min(finite, key=lambda p: p.loss)
     curves = [curve for curve in judged(record).curves if curve.trial in point.trials]
-    half, error, falls = _end(curves, table, noise_sds=NOISE_SDS, near_frac=NEAR_FRAC)
+    half, error, falls = _end(curves, table, noise_sds=noise_sds, near_frac=near_frac)
     evidence |= {"lr": point.lr, "end_loss": point.loss, "second_half": half, "second_half_se": error}
     unknown = partial(CODES.not_measured, CODE, evidence=evidence)
     shown = f"the lowest training loss at the end is {point.loss:.4g}, at lr {point.lr:.4g}"
-    if table.chance is None or table.loss_ref < table.chance - NOISE_SDS * error:
+    if table.chance is None or table.loss_ref < table.chance - noise_sds * error:
         start = "the loss of a constant output is unknown" if table.chance is None else "the model begins below chance"
-        alone = _one_lr(curves, point, evidence)
+        alone = _one_lr(curves, point, evidence, noise_sds)
         if table.chance is None and alone.status == "warn" and _wide(record, table):
             held = f"at lr {point.lr:.4g}, the best of {len(table.points)}, {alone.summary.partition(': ')[2]}"
             alone = replace(alone, summary=f"The training loss falls at no learning rate: {held}")
@@ -186,7 +190,7 @@ def nothing_learns(record: RecordLike, table: SweepTable, *, own: bool = True) -
     if falls:
         longer = "Train longer (--steps): the loss is still falling, and not yet below chance."
         return unknown(f"{table.total_steps} steps are too few to tell: {held}", advice=[longer])
-    if error > MAX_ERROR_FRAC * max(abs(table.chance), table.loss_ref - table.chance):
+    if error > max_error_frac * max(abs(table.chance), table.loss_ref - table.chance):
         return unknown(f"the loss is too noisy to tell: {held}")
     lrs = f"from {table.points[0].lr:.4g} to {table.points[-1].lr:.4g}"
     summary = f"At no learning rate {lrs} is more learned in {table.total_steps} steps than a constant output: {held}."
@@ -211,16 +215,22 @@ def _falls(table: SweepTable, best: LRPoint, evidence: dict[str, Any]) -> Findin
 
 
 def _own_at_chance(
-    record: RecordLike, table: SweepTable, best: LRPoint, worth: float, evidence: dict[str, Any]
+    record: RecordLike,
+    table: SweepTable,
+    best: LRPoint,
+    worth: float,
+    evidence: dict[str, Any],
+    *,
+    noise_sds: float = 4.0,
 ) -> Finding | None:
     """Return an alarm where the person's own lr ends at chance, though another one learns; None where it does not, or cannot be told."""
     own = next((p for p in table.points if p.lr == record.config.get("peak_lr") and math.isfinite(p.loss)), None)
     if own is None or table.chance is None or own.loss < table.chance - worth:
         return None
     _, error, falls = _end(
-        [c for c in judged(record).curves if c.trial in own.trials], table, noise_sds=NOISE_SDS, near_frac=0.1
+        [c for c in judged(record).curves if c.trial in own.trials], table, noise_sds=noise_sds, near_frac=0.1
     )
-    if falls or NOISE_SDS * error > worth:
+    if falls or noise_sds * error > worth:
         return None
     summary = (
         f"At the baseline's lr {own.lr:.4g} no more is learned in {table.total_steps} steps than a constant output: the training loss ends at "
@@ -243,11 +253,26 @@ def _predicts(record: RecordLike, *, clear_z: float = 8.0) -> str:
     return f" The inputs tell more: a linear model reaches {what} {score:.2g} on rows left out ({found['chance']:.2g} by chance)."
 
 
-def _one_lr(curves: Sequence[TrialCurve], point: LRPoint, evidence: dict[str, Any]) -> Finding:
-    """Tell whether the runs at the one lr that was tried fall at all, and below chance: the second half of their losses against the first tenth."""
+def _one_lr(
+    curves: Sequence[TrialCurve],
+    point: LRPoint,
+    evidence: dict[str, Any],
+    noise_sds: float,
+    *,
+    min_rows: int = 50,
+    short_frac: float = 0.1,
+    near_frac: float = 0.1,
+) -> Finding:
+    """Tell whether the runs at the one lr that was tried fall at all, and below chance: the second half of their losses against the first tenth.
+
+    Args:
+        near_frac: share of the way from the first tenth to chance that may be left where a run has arrived (rule of thumb).
+        min_rows: fewer losses than this tell nothing (rule of thumb).
+        short_frac: standard errors that are a larger share of the loss leave room for a fall that is not seen (rule of thumb).
+    """
     mine = [curve for curve in curves if curve.trial in point.trials]
     unknown = partial(CODES.not_measured, CODE, evidence=evidence)
-    if min(curve.loss.size for curve in mine) < MIN_ROWS:
+    if min(curve.loss.size for curve in mine) < min_rows:
         return unknown("one learning rate was trained")
     if any(curve.at_steps[0] > 2 * (curve.at_steps[-1] - curve.at_steps[0]) / (curve.loss.size - 1) for curve in mine):
         return unknown(f"the losses begin at step {mine[0].at_steps[0]:,}, and what was learned before is not known")
@@ -255,22 +280,22 @@ def _one_lr(curves: Sequence[TrialCurve], point: LRPoint, evidence: dict[str, An
         mean_and_error([c.loss[part] for c in mine for part in [slice(round(a * c.loss.size), round(b * c.loss.size))]])
         for a, b in ((0.0, 0.1), (0.5, 1.0), (0.5, 0.75), (0.75, 1.0))
     )
-    error = NOISE_SDS * math.hypot(head_se, half_se)
+    error = noise_sds * math.hypot(head_se, half_se)
     at = f" at lr {point.lr:.4g}" if math.isfinite(point.lr) else ""
     shown = f"{head:.4g} in the first tenth of the losses, {half:.4g} in their second half"
     evidence = evidence | {"first_tenth": head, "second_half": half, "error": error}
     chance, said, other = mine[0].chance, "does not fall", ", or nothing was left to learn"
-    if chance is not None and head > chance and half + NOISE_SDS * half_se > chance:
+    if chance is not None and head > chance and half + noise_sds * half_se > chance:
         evidence, shown = evidence | {"chance": chance}, f"{shown}; the best constant output costs {chance:.4g}"
-        if third - last > NOISE_SDS * math.hypot(third_se, last_se):
+        if third - last > noise_sds * math.hypot(third_se, last_se):
             return unknown(f"the loss is still falling, and not yet below that of a constant output: {shown}")
-        if half < chance - half_se or (half > chance + NEAR_FRAC * (head - chance) and head - half > error):
+        if half < chance - half_se or (half > chance + near_frac * (head - chance) and head - half > error):
             return unknown(f"the loss ends near that of a constant output, or above it: {shown}")
         other = " of the targets from the inputs"
-        error, said = NOISE_SDS * half_se, "falls no further than a constant output's"
+        error, said = noise_sds * half_se, "falls no further than a constant output's"
     elif head - half > error:
         return CODES.finding(CODE, "ok", f"The training loss falls{at}: {shown}.", evidence=evidence)
-    if not error <= SHORT_FRAC * abs(half):
+    if not error <= short_frac * abs(half):
         return CODES.not_measured(CODE, f"the loss is too noisy to tell: {shown}", evidence=evidence)
     advice = [
         "Check that inputs and targets belong together, and that the optimizer has the model's parameters.",
@@ -285,8 +310,6 @@ def _one_lr(curves: Sequence[TrialCurve], point: LRPoint, evidence: dict[str, An
 
 
 _CLASSES = (2, 3, 4, 5, 10, 20, 100, 1000)  # numbers of classes that are common, whose loss of guessing is worth naming
-SPAN = 64.0  # between the smallest and the largest lr, where that scale was not found (rule of thumb: three steps of a sweep's grid),
-ABOVE = 16.0  # and between the training's own lr, which the fact holds then, and the largest (rule of thumb: two steps)
 
 
 def nothing_finite(study: JudgedStudy) -> str:
@@ -328,14 +351,19 @@ def _end(
     return (*mean_and_error([np.concatenate(quarters[2:]) for quarters in parts]), bool(falls and far))
 
 
-def _wide(record: RecordLike, table: SweepTable) -> bool:
-    """Tell whether the lrs reach up to where the loss stops falling: beyond the scale of the model, or to an unstable run."""
+def _wide(record: RecordLike, table: SweepTable, *, span: float = 64.0, above: float = 16.0) -> bool:
+    """Tell whether the lrs reach up to where the loss stops falling: beyond the scale of the model, or to an unstable run.
+
+    Args:
+        span: between the smallest and the largest lr, where that scale was not found (rule of thumb: three steps of a sweep's grid),
+        above: and between the training's own lr, which the fact holds then, and the largest (rule of thumb: two steps).
+    """
     top, scale = table.points[-1].lr, record.facts.get("initial_critical_lr")
-    far, own = top >= SPAN * table.points[0].lr, 0.0
+    far, own = top >= span * table.points[0].lr, 0.0
     if isinstance(scale, (int, float)):
         if record.facts.get("initial_critical_lr_found"):
             far |= top >= 0.25 * scale
         else:
             own = scale
     blown = any(outcome in ("lasting", "divergent") for p in table.points for outcome in p.outcomes)  # not: untrained
-    return blown or (far and top >= ABOVE * own)
+    return blown or (far and top >= above * own)

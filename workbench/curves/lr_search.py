@@ -15,15 +15,6 @@ EDGE_MARGIN = 1.5
 """How far below the unstable lr a recommended one stays (rule of thumb: another seed moves it by so much)."""
 SAME = 1.001  # lrs closer than this are the same question
 _SAME_LOSS = 1.04  # without noise, a lower neighbour with a loss up to this many times the lowest is as good
-NOISE_SDS = 2.0  # standard errors of the paired difference that count as equal, where they are a small share of what was learned: a run that blew up has so large an error that it would be as good as any
-LOSS_TOLERANCE = 0.02  # relative difference that counts as equal (O1)
-PROGRESS_TOLERANCE = 1e-3  # on minibatches, a difference below this share of what was learned counts as equal too: once a network fits its training set, rounding decides which lr ends at 4e-5 and which at 6e-5
-MATERIAL_FRAC = 0.05  # the small share of what was learned
-NOISY_RATIO = 1.25  # with noise, a neighbour that is clearly worse and further away than this leaves a gap to look into
-MIN_RATIO = 1.002  # never try lrs closer than this
-FLAT_LOSS = 1.15  # without noise, an optimizer with memory has several minima: lrs up to this many times the lowest loss are looked at as well
-WIDE = 2.2  # where the edge turns out to lie beside them, a bracket wider than this is searched from their side, a factor of 2 at a time
-FACTOR = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +52,40 @@ class UnstableBracket:
         return self.upper if self.lower is None else math.sqrt(self.lower * self.upper)
 
 
-def _tied(table: SweepTable, point: LRPoint) -> bool:
-    """Tell whether a point is as good as the best, by the paired difference."""
+def _tied(
+    table: SweepTable,
+    point: LRPoint,
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    progress_tolerance: float = 1e-3,
+    material_frac: float = 0.05,
+) -> bool:
+    """Tell whether a point is as good as the best, by the paired difference.
+
+    Args:
+        noise_sds: standard errors of the paired difference that count as equal, where they are a small share of what was
+            learned: a run that blew up has so large an error that it would be as good as any.
+        loss_tolerance: relative difference that counts as equal (O1).
+        progress_tolerance: on minibatches, a difference below this share of what was learned counts as equal too: once a
+            network fits its training set, rounding decides which lr ends at 4e-5 and which at 6e-5.
+        material_frac: the small share of what was learned.
+    """
     se = point.above_best_se if math.isfinite(point.above_best_se) else 0.0
-    noise = min(NOISE_SDS * se, MATERIAL_FRAC * table.progress)
-    rounding = 0.0 if table.noise_free else PROGRESS_TOLERANCE * table.progress
-    return point.above_best <= max(noise, LOSS_TOLERANCE * table.loss_scale, rounding)
+    noise = min(noise_sds * se, material_frac * table.progress)
+    rounding = 0.0 if table.noise_free else progress_tolerance * table.progress
+    return point.above_best <= max(noise, loss_tolerance * table.loss_scale, rounding)
 
 
-def _as_good(table: SweepTable) -> list[int]:
+def _as_good(table: SweepTable, **thresholds: float) -> list[int]:
     """Return the points that are as good as the best, wherever they lie."""
     at = enumerate(table.points)
-    return [i for i, p in at if i == table.best or (not p.unstable and _tied(table, p))]
+    return [i for i, p in at if i == table.best or (not p.unstable and _tied(table, p, **thresholds))]
 
 
-def lr_best(table: SweepTable, *, own: float | None = None) -> BestLR | None:
+def lr_best(
+    table: SweepTable, *, own: float | None = None, noise_sds: float = 2.0, loss_tolerance: float = 0.02
+) -> BestLR | None:
     """Return lr* with its interval, or None when no lr makes progress.
 
     With noise several lrs may be as good as the one with the lowest objective: lr* is the person's own (`own`) where it is one of
@@ -86,7 +96,7 @@ def lr_best(table: SweepTable, *, own: float | None = None) -> BestLR | None:
     if table.best is None:
         return None
     points = table.points
-    equal = _as_good(table)
+    equal = _as_good(table, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
     bracket = unstable_bracket(table, above=points[equal[0]].lr)
     top = math.inf if bracket is None else bracket.upper
     equal = [i for i in equal if not points[i].lr >= top]  # the lr of a log may be unknown
@@ -161,18 +171,24 @@ def unstable_bracket(table: SweepTable, *, above: float | None = None) -> Unstab
     return UnstableBracket(lower=max(below, default=None), upper=upper.lr, stable_above=beyond)
 
 
-def refine_round(table: SweepTable, *, lanes: int) -> tuple[float, ...]:
+def refine_round(
+    table: SweepTable, *, lanes: int, noisy_ratio: float = 1.25, min_ratio: float = 1.002, flat_loss: float = 1.15
+) -> tuple[float, ...]:
     """Return the lrs that sharpen lr*; () when it is sharp enough or at the border of the grid.
 
     Args:
         lanes: lrs in a round, at most.
+        noisy_ratio: with noise, a neighbour that is clearly worse and further away than this leaves a gap to look into.
+        min_ratio: never try lrs closer than this.
+        flat_loss: without noise, an optimizer with memory has several minima: lrs up to this many times the lowest
+            loss are looked at as well.
     """
     best = table.best
     if best is None or best in (0, len(table.points) - 1):
         return ()
     below, at, above = table.points[best - 1 : best + 2]
     if not table.noise_free:
-        worse = [p for p in (below, above) if _gap(p, at) > NOISY_RATIO and (p.unstable or not _tied(table, p))]
+        worse = [p for p in (below, above) if _gap(p, at) > noisy_ratio and (p.unstable or not _tied(table, p))]
         return _cut(at, worse, lanes)
     wide = [p for p in (below, above) if _gap(p, at) > _DENSE_RATIO * (1 + 1e-9)]
     if wide:
@@ -181,10 +197,10 @@ def refine_round(table: SweepTable, *, lanes: int) -> tuple[float, ...]:
     # Further to the right the loss falls by at most this much more, if it keeps the slope it had on the left.
     further = below.above_best * math.log(_gap(above, at)) / math.log(_gap(below, at))
     gains = ((below, below.above_best), (above, further))
-    sides = [p for p, gain in gains if gain > tolerance and _gap(p, at) > MIN_RATIO]
+    sides = [p for p, gain in gains if gain > tolerance and _gap(p, at) > min_ratio]
     if sides:
         return _cut(at, sides, lanes)
-    return _flat_gaps(table, (FLAT_LOSS - 1) * table.loss_scale)[:lanes] if table.memory > 0 else ()
+    return _flat_gaps(table, (flat_loss - 1) * table.loss_scale)[:lanes] if table.memory > 0 else ()
 
 
 def _cut(at: LRPoint, sides: Sequence[LRPoint], lanes: int) -> tuple[float, ...]:
@@ -223,13 +239,15 @@ def spread(low: float, high: float, *, tolerance: float, lanes: int) -> tuple[fl
 
 
 def edge_round(
-    table: SweepTable, *, lanes: int, tolerance: float = 0.05, near: Sequence[float] = ()
+    table: SweepTable, *, lanes: int, tolerance: float = 0.05, near: Sequence[float] = (), wide: float = 2.2
 ) -> tuple[float, ...]:
     """Return the lrs that narrow the bracket of `lr.unstable`; () when it is narrow enough, or there is none yet.
 
     Args:
         tolerance: width of the bracket, as a share of its lower end.
         near: two lrs between which the edge may lie, from short runs or from `growth_edge`; tried first.
+        wide: where the edge turns out to lie beside them, a bracket wider than this is searched from their side,
+            a factor of 2 at a time.
     """
     bracket = unstable_bracket(table)
     if bracket is None or bracket.lower is None or bracket.ratio <= (1 + tolerance) * (1 + 1e-9):
@@ -238,7 +256,7 @@ def edge_round(
     fresh = tuple(lr for lr in near if low * SAME < lr < high / SAME)
     if fresh:
         return fresh[:lanes]
-    if near and bracket.ratio > WIDE:
+    if near and bracket.ratio > wide:
         if high <= max(near) * SAME:
             return tuple(high / 2 ** (k / lanes) for k in range(1, lanes + 1))
         if low >= min(near) / SAME:
@@ -263,7 +281,9 @@ def raise_round(
     return tuple(lr for lr in ahead if lr <= highest)
 
 
-def climb_round(table: SweepTable, *, lowest: float, highest: float, lanes: int, blind_lanes: int) -> tuple[float, ...]:
+def climb_round(
+    table: SweepTable, *, lowest: float, highest: float, lanes: int, blind_lanes: int, factor: float = 4.0
+) -> tuple[float, ...]:
     """Return lrs from `lowest` to `highest`, below all that were tried where the best lies at that border.
 
     Where no lr learned anything, usually all are too high, and lower ones cost least to rule out: down by `factor` from the densest
@@ -273,20 +293,20 @@ def climb_round(table: SweepTable, *, lowest: float, highest: float, lanes: int,
     """
     if table.best is not None:
         low = table.points[0].lr
-        return () if table.best else tuple(low / FACTOR**k for k in range(1, lanes + 1) if low / FACTOR**k >= lowest)
+        return () if table.best else tuple(low / factor**k for k in range(1, lanes + 1) if low / factor**k >= lowest)
     groups: list[list[LRPoint]] = []
     for point in table.points:
-        if groups and point.lr / groups[-1][-1].lr <= FACTOR**1.5:
+        if groups and point.lr / groups[-1][-1].lr <= factor**1.5:
             groups[-1].append(point)
         else:
             groups.append([point])
     at = max(range(len(groups)), key=lambda k: (len(groups[k]), -k))
-    room = math.sqrt(FACTOR)
+    room = math.sqrt(factor)
     floor = max(lowest, groups[at - 1][-1].lr * room) if at else lowest
     ceiling = min(highest, groups[at + 1][0].lr / room) if at + 1 < len(groups) else highest
     first, last = groups[at][0], groups[at][-1]
-    down = [] if _slow(table, first) else [first.lr / FACTOR**k for k in range(1, blind_lanes + 1)]
-    up = [] if _blown(last) else [last.lr * FACTOR**k for k in range(1, blind_lanes + 1)]
+    down = [] if _slow(table, first) else [first.lr / factor**k for k in range(1, blind_lanes + 1)]
+    up = [] if _blown(last) else [last.lr * factor**k for k in range(1, blind_lanes + 1)]
     return tuple(lr for lr in down if lr >= floor) or tuple(lr for lr in up if lr <= ceiling)
 
 

@@ -23,17 +23,18 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.record.read import periodic_rows
 
 MIN_EXAMPLES = 30
-SES = 2.0  # standard errors of the paired difference that are noise (rule of thumb)
-MATERIAL_FRAC = 0.02  # share of what training moved the metric by that does not matter (rule of thumb)
 
 
-def example_chance(record: RecordLike, *, candidate: Sequence[int], gain: float) -> dict[str, Any] | None:
+def example_chance(
+    record: RecordLike, *, candidate: Sequence[int], gain: float, min_examples: int = MIN_EXAMPLES
+) -> dict[str, Any] | None:
     """Return how often other examples of the same kind would give such a gain where nothing is gained.
 
     the same seeds.
 
     Args:
         gain: of the candidate in the mean of the selected metric.
+        min_examples: fewer do not show how far the difference spreads, for a loss has its rare, large values (rule of thumb).
 
     Returns:
         examples, enough (whether they are that many), se (of the gain), chance; None where these two models were not compared
@@ -48,7 +49,7 @@ def example_chance(record: RecordLike, *, candidate: Sequence[int], gain: float)
     examples = int(facts["examples"])
     se = float(sd) / math.sqrt(examples)
     chance = float(stats.t.sf(gain / se, df=max(examples - 1, 1))) if se > 0 else float(gain <= 0)
-    return {"examples": examples, "enough": examples >= MIN_EXAMPLES, "se": se, "chance": chance}
+    return {"examples": examples, "enough": examples >= min_examples, "se": se, "chance": chance}
 
 
 def by_faults(diagnosis: Diagnosis) -> str:
@@ -110,14 +111,26 @@ def by_spread(proof: Mapping[str, Any], *, ratio: float = 3.0, sds: float = 3.0)
     return f"its standard deviation over the seeds is {theirs:.2g}, the baseline's {ours:.2g}"
 
 
-def by_metrics(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int]) -> str:
-    """Say which other metric the candidate is worse by, beyond noise. Better is where training moves a metric to."""
+def by_metrics(
+    record: RecordLike,
+    baseline: Sequence[int],
+    candidate: Sequence[int],
+    *,
+    ses: float = 2.0,
+    material_frac: float = 0.02,
+) -> str:
+    """Say which other metric the candidate is worse by, beyond noise. Better is where training moves a metric to.
+
+    Args:
+        ses: standard errors of the paired difference that are noise (rule of thumb).
+        material_frac: share of what training moved the metric by that does not matter (rule of thumb).
+    """
     for name, (starts, ends) in _metrics(record, [*baseline, *candidate]).items():
         moved = float(np.mean(ends - starts))
         before, after = np.split(ends, [len(baseline)])
         worse = np.sign(moved) * (before - after) if before.size == after.size else np.zeros(2)
         se = float(np.std(worse, ddof=1)) / np.sqrt(worse.size)
-        if worse.mean() > max(SES * se, MATERIAL_FRAC * abs(moved)):
+        if worse.mean() > max(ses * se, material_frac * abs(moved)):
             return f"{_split(record)}/{name} is worse: {after.mean():.4g} against {before.mean():.4g}"
     return ""
 
@@ -159,11 +172,15 @@ def _metrics(record: RecordLike, numbers: Sequence[int]) -> dict[str, tuple[NDAr
 LIMIT = 0.05
 """Largest p of one look at the seeds (rule of thumb). The two looks of `worth_more_seeds` adopt 8 % of what is no better (simulated)."""
 MOST_FLIPPED = 10  # seeds up to which all signs are tried: 2 ** 10 sums
-MIN_SEEDS = 2  # fewer prove nothing (the fewest that have a spread)
 
 
 def prove(
-    record: RecordLike, *, baseline: Mapping[str, Any], candidate: Mapping[str, Any], limit: float = LIMIT
+    record: RecordLike,
+    *,
+    baseline: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    limit: float = LIMIT,
+    min_seeds: int = 2,
 ) -> dict[str, Any] | None:
     """Compare a candidate with the baseline over the seeds that both were trained with.
 
@@ -173,6 +190,7 @@ def prove(
     candidate that diverges under none.
 
         limit: a candidate wins where p is below this.
+        min_seeds: fewer prove nothing (the fewest that have a spread).
 
     Returns:
         select, seeds, candidate (its values), arms (each with name, total_steps, values, gains, gain, se, ratios, chance (p), None where it
@@ -189,7 +207,7 @@ def prove(
     ours = selected_by_seed(record, chosen, every=every)
     theirs = {name: selected_by_seed(record, found, every=every) for name, found in numbers.items()}
     seeds = sorted(set(ours).intersection(*theirs.values()) - {int(record.config["shared_seed"])})
-    if len(seeds) < MIN_SEEDS:
+    if len(seeds) < min_seeds:
         return None
     sign, select = metric_sign(record), str(record.config["select"])
     values = [ours[seed] for seed in seeds]

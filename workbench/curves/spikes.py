@@ -15,18 +15,21 @@ from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict
 
 Cause = Literal["data", "curvature", "optimizer_state", "schedule"]
 FloatArray = NDArray[np.float64]
-OUTLIER_RATIO = 5.0  # times its median in the steps before that make a norm an outlier (rule of thumb)
-LR_JUMP = 1.5  # ratio of two neighbouring lrs that counts as a jump (rule of thumb)
-WINDOW = 50  # steps before the onset that the median is taken over
-SLACK = 5  # steps before the onset in which the cause may lie
-RISE_FRAC = 0.1  # a sampled rise is seen when it is this share of what the samples fell by in all (rule of thumb)
 
 
-def rise_cause(curve: TrialCurve, rise: Rise) -> dict[str, Any]:
+def rise_cause(
+    curve: TrialCurve, rise: Rise, *, outlier_ratio: float = 5.0, lr_jump: float = 1.5, window: int = 50, slack: int = 5
+) -> dict[str, Any]:
     """Say what the steps around the onset point to: a hint with its numbers, no proof (F1.2).
 
     "schedule": the lr jumps. "data": the gradient norm jumps within one step, from a quiet level. "curvature": it
     grows over several steps. "optimizer_state": the update's norm jumps and the gradient's does not.
+
+    Args:
+        outlier_ratio: times its median in the steps before that make a norm an outlier (rule of thumb).
+        lr_jump: ratio of two neighbouring lrs that counts as a jump (rule of thumb).
+        window: steps before the onset that the median is taken over.
+        slack: steps before the onset in which the cause may lie.
 
     Returns:
         cause (None: the record cannot tell), outlier_step, outlier_ratio, jump_step, lead_steps.
@@ -34,19 +37,19 @@ def rise_cause(curve: TrialCurve, rise: Rise) -> dict[str, Any]:
     jump, onset = _jump_row(curve, rise), curve.row(rise.onset_step)
     found: dict[str, Any] = dict.fromkeys(("cause", "outlier_step", "outlier_ratio", "jump_step", "lead_steps"))
     found["jump_step"] = int(curve.at_steps[jump])
-    first, last = max(0, onset - SLACK), min(max(jump, onset + 1), curve.loss.size - 1)
+    first, last = max(0, onset - slack), min(max(jump, onset + 1), curve.loss.size - 1)
     found_in = (curve.column(name) for name in ("lr", "grad_norm", "update_norm"))
     lr, norms, updates = (values if np.isfinite(values).any() else None for values in found_in)
-    if lr is not None and _jumps(lr[first : last + 2], 0.05 * min(curve.lr, _largest(lr[:first], curve.lr))):
+    if lr is not None and _jumps(lr[first : last + 2], lr_jump, 0.05 * min(curve.lr, _largest(lr[:first], curve.lr))):
         return found | {"cause": "schedule"}
     for values in () if norms is None else (norms, updates):
-        seen = None if values is None else _outlier(values, first, last)
+        seen = None if values is None else _outlier(values, first, last, window, outlier_ratio)
         if values is None or seen is None:
             continue
         row, cause = seen["outlier_step"], "optimizer_state"
         seen["outlier_step"] = int(curve.at_steps[row])
         if values is norms:
-            cause = "data" if _sudden(values, curve.loss, row, 0.5 * OUTLIER_RATIO) else "curvature"
+            cause = "data" if _sudden(values, curve.loss, row, 0.5 * outlier_ratio) else "curvature"
         return found | seen | {"cause": cause, "lead_steps": int(curve.at_steps[jump] - curve.at_steps[row])}
     return found
 
@@ -75,29 +78,32 @@ def _jump_row(curve: TrialCurve, rise: Rise) -> int:
     return onset + (int(both[0]) if both.size else 0)
 
 
-def _jumps(values: FloatArray, floor: float) -> bool:
+def _jumps(values: FloatArray, ratio: float, floor: float) -> bool:
     if values.size < 2:
         return False
     before, after = values[:-1], values[1:]
-    return bool(((after >= LR_JUMP * before) & (before >= floor)).any())
+    return bool(((after >= ratio * before) & (before >= floor)).any())
 
 
-def _outlier(values: FloatArray, first: int, last: int) -> dict[str, Any] | None:
+def _outlier(values: FloatArray, first: int, last: int, window: int, ratio: float) -> dict[str, Any] | None:
     """Return step and size of the first value in [first, last] far above the median of the steps before `first`."""
     before = values[:first]
-    before = before[np.isfinite(before)][-WINDOW:]
+    before = before[np.isfinite(before)][-window:]
     if before.size < 5 or np.median(before) <= 0:
         return None
     sizes = np.nan_to_num(values[first : last + 1] / np.median(before), nan=0.0, posinf=math.inf)
-    hits = np.flatnonzero(sizes >= OUTLIER_RATIO)
+    hits = np.flatnonzero(sizes >= ratio)
     return {"outlier_step": first + int(hits[0]), "outlier_ratio": float(sizes[hits[0]])} if hits.size else None
 
 
-def seen_at_interval(item: TrialVerdict, evals: pd.DataFrame, interval: int) -> dict[str, Any]:
+def seen_at_interval(
+    item: TrialVerdict, evals: pd.DataFrame, interval: int, *, rise_frac: float = 0.1
+) -> dict[str, Any]:
     """Tell whether evaluating every `interval` steps would have shown the rise that every step shows (F1.10).
 
     Args:
         evals: the record's evaluations; the training loss of each step stands in where they are sparser than steps.
+        rise_frac: a sampled rise is seen when it is this share of what the samples fell by in all (rule of thumb).
     """
     rows = evals[(evals["trial"] == item.curve.trial) & (evals["split"] == "train") & (evals["metric"] == "loss")]
     rows = rows.sort_values("step")
@@ -115,7 +121,7 @@ def seen_at_interval(item: TrialVerdict, evals: pd.DataFrame, interval: int) -> 
     if sampled.size < 2:
         return {"interval": interval, "missed": True, "source": source}
     fallen = sampled - np.minimum.accumulate(sampled)
-    seen = bool((fallen > RISE_FRAC * (sampled[0] - sampled.min())).any())
+    seen = bool((fallen > rise_frac * (sampled[0] - sampled.min())).any())
     return {"interval": interval, "missed": not seen, "source": source}
 
 
@@ -189,12 +195,18 @@ def growth_edge(record: RecordLike) -> float | None:
 
 
 _WITH_SECOND_MOMENT = ("adam", "adamw", "nadam")
-NORM_RATIO = 5.0  # times the median of the `window` updates before the onset that makes a gradient norm stand out
-LOSS_SDS = 6.0  # distance from their median, in their standard deviations, that makes a loss stand out (rules of thumb, all five)
 
 
-def first_update(curve: TrialCurve, rise: Rise, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+def first_update(
+    curve: TrialCurve, rise: Rise, facts: Mapping[str, Any], *, lr_jump: float = 1.5, norm_ratio: float = 5.0, loss_sds: float = 6.0,
+    window: int = 50, slack: int = 5,
+) -> dict[str, Any] | None:  # fmt: skip
     """Return what is known of the update that a rise begins with; None where no update around its onset stands out.
+
+    Args:
+        lr_jump: times that of the update before that makes a learning rate stand out.
+        norm_ratio: times the median of the `window` updates before the onset that makes a gradient norm stand out.
+        loss_sds: distance from their median, in their standard deviations, that makes a loss stand out (rules of thumb, all five).
 
     Returns:
         update; loss, grad_norm and lr with the medians before the onset; examples (indices of the loader's dataset, the first 256) of size;
@@ -204,20 +216,20 @@ def first_update(curve: TrialCurve, rise: Rise, facts: Mapping[str, Any]) -> dic
     """
     onset = curve.row(rise.onset_step)
     stop = onset + 2 if rise.peak_step is None else curve.row(rise.peak_step) + 1
-    start = max(0, onset - SLACK)
+    start = max(0, onset - slack)
     rows = range(max(start, 1), min(max(stop, onset + 2), curve.loss.size))
-    before = slice(max(0, start - WINDOW), start)
+    before = slice(max(0, start - window), start)
     loss, norm, lr = curve.loss, curve.column("grad_norm"), curve.column("lr")
     usual = {
         "loss": _median(loss[before]),
-        "grad_norm": _median(norm[:start][np.isfinite(norm[:start])][-WINDOW:]),
+        "grad_norm": _median(norm[:start][np.isfinite(norm[:start])][-window:]),
         "lr": _median(lr[before]),
     }
     noise = 1.4826 * _median(np.abs(loss[before] - usual["loss"]))
     noise = max(noise, 1e-3 * abs(usual["loss"]))
     for row in rows:
-        out = loss[row] > usual["loss"] + LOSS_SDS * noise or not math.isfinite(loss[row])
-        if lr[row] >= LR_JUMP * lr[row - 1] > 0 or norm[row] >= NORM_RATIO * usual["grad_norm"] > 0 or out:
+        out = loss[row] > usual["loss"] + loss_sds * noise or not math.isfinite(loss[row])
+        if lr[row] >= lr_jump * lr[row - 1] > 0 or norm[row] >= norm_ratio * usual["grad_norm"] > 0 or out:
             break
     else:
         return None

@@ -128,8 +128,6 @@ class Parameters:
 
 _NUMBERS, _FEW = 4096, 64
 """Of a tensor whose distribution is looked at, and of one whose updates are followed (rules of thumb)."""
-LEAST = 64  # values below which nothing is said (rule of thumb)
-SDS = 1.95  # largest distance between the distributions, times the root of the number of values, that chance explains (0.1 % of cases are beyond)
 
 
 def _asleep(models: Iterable[nn.Module]) -> list[dict[str, Any]]:
@@ -160,14 +158,19 @@ def _asleep(models: Iterable[nn.Module]) -> list[dict[str, Any]]:
     return found
 
 
-def _even(values: Tensor, bound: float) -> bool:
-    """Tell whether values are drawn evenly from within a bound: Kolmogorov and Smirnov's test, at one in a thousand."""
+def _even(values: Tensor, bound: float, *, least: int = 64, sds: float = 1.95) -> bool:
+    """Tell whether values are drawn evenly from within a bound: Kolmogorov and Smirnov's test, at one in a thousand.
+
+    Args:
+        least: values below which nothing is said (rule of thumb).
+        sds: largest distance between the distributions, times the root of the number of values, that chance explains (0.1 % of cases are beyond).
+    """
     shares = np.sort(
         (values.detach().flatten()[:: values.numel() // _NUMBERS + 1].cpu().double().numpy() / bound + 1) / 2
     )
     expected = (np.arange(shares.size) + 0.5) / max(shares.size, 1)
-    inside = shares.size >= LEAST and shares[0] > -1e-6 and shares[-1] < 1 + 1e-6
-    return bool(inside and np.abs(shares - expected).max() * shares.size**0.5 < SDS)
+    inside = shares.size >= least and shares[0] > -1e-6 and shares[-1] < 1 + 1e-6
+    return bool(inside and np.abs(shares - expected).max() * shares.size**0.5 < sds)
 
 
 def _plain(value: Any) -> float | None:

@@ -116,8 +116,6 @@ def _worst_of_runs(record: LogRecord, look: Callable[[LogRecord, int], Sequence[
 
 _ORDER = {status: place for place, status in enumerate(STATUSES)} | {"ok": 2, "not_measured": 3}
 """A run that can be judged speaks for a question before one that cannot."""
-PILED_SHARE = 0.1  # of the norms that lie at the largest one (rule of thumb)
-PILED_RTOL = 1e-4  # distance to it that counts as none (rule of thumb: what clipping's own epsilon and float32 leave)
 
 
 def _schedule(record: LogRecord, number: int) -> Sequence[Finding]:
@@ -144,13 +142,20 @@ def _clipping(record: LogRecord, number: int) -> Sequence[Finding]:
     return [CLIPPING.not_measured(f.code, reason) if f.code in _CLIPPED else f for f in found]
 
 
-def logged_after_clipping(norms: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
-    """Return the norm at which the largest ones pile up, as they do when logged after clipping; None where they do not."""
+def logged_after_clipping(
+    norms: np.ndarray[Any, np.dtype[np.float64]], *, share: float = 0.1, rtol: float = 1e-4
+) -> float | None:
+    """Return the norm at which the largest ones pile up, as they do when logged after clipping; None where they do not.
+
+    Args:
+        share: of the norms that lie at the largest one (rule of thumb).
+        rtol: distance to it that counts as none (rule of thumb: what clipping's own epsilon and float32 leave).
+    """
     known = norms[np.isfinite(norms)]
     if known.size < 20 or not known.max() > 0:
         return None
     top = float(known.max())
-    return top if float((known >= top * (1 - PILED_RTOL)).mean()) >= PILED_SHARE else None
+    return top if float((known >= top * (1 - rtol)).mean()) >= share else None
 
 
 def _overfitting(record: LogRecord, number: int) -> Sequence[Finding]:

@@ -29,15 +29,18 @@ _NORMED = ("pre", "branch")
 """Placements of a norm by which the size of a branch does not depend on that of its skip: sums grow by addition alone."""
 _HOW = "read from one traced forward pass of a fresh model on its first batch, and from the module tree"
 NAMED = 8  # names that a sentence or its evidence holds
-DEEP_LAYERS = 10  # weight layers on the longest way from which a missing practice is worth a warning (rule of thumb: plain networks of 8 to 19 layers were trained before residual connections, with growing care)
-GROWTH = 4.0  # branches that do not begin at zero are worth a warning where the sums grow by more than this factor at initialisation, between norms after an addition or over the whole depth (rule of thumb: sixteen branches of equal size under x + Norm(f(x)) reach it; without a norm four do)
 
 
-def diagnose_architecture(record: RecordLike) -> Diagnosis:
+def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: float = 4.0) -> Diagnosis:
     """Say which practices of F2.5 to F2.8 a model follows.
 
     Args:
         record: a study whose facts hold "architecture".
+        deep_layers: weight layers on the longest way from which a missing practice is worth a warning (rule of thumb: plain
+            networks of 8 to 19 layers were trained before residual connections, with growing care).
+        growth: branches that do not begin at zero are worth a warning where the sums grow by more than this factor at
+            initialisation, between norms after an addition or over the whole depth (rule of thumb: sixteen branches of equal size under x + Norm(f(x)) reach it;
+            without a norm four do).
 
     Returns:
         `architecture.no_residual`, `architecture.no_norm`, `architecture.norm_after_add` and
@@ -49,10 +52,10 @@ def diagnose_architecture(record: RecordLike) -> Diagnosis:
     if facts.get("reason"):
         reason = why_missing(record.facts, "architecture", facts["reason"])
         return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
-    limit = DEEP_LAYERS if facts["weight_layers"] >= DEEP_LAYERS else None
+    limit = deep_layers if facts["weight_layers"] >= deep_layers else None
     findings = (
-        _no_residual(facts, limit), _no_norm(facts, limit), _norm_after_add(facts, limit),
-        _branch_not_zero(facts, deep=limit is not None),
+        _no_residual(facts, limit, deep_layers), _no_norm(facts, limit), _norm_after_add(facts, limit, deep_layers),
+        _branch_not_zero(facts, deep=limit is not None, growth=growth),
     )  # fmt: skip
     return Diagnosis.of(record, findings)
 
@@ -124,10 +127,10 @@ def _audit_evidence(facts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"weight_layers": facts["weight_layers"], "residual_connections": facts["num_joins"], **more, "source": _HOW}
 
 
-def _no_residual(facts: Mapping[str, Any], limit: int | None) -> Finding:
+def _no_residual(facts: Mapping[str, Any], limit: int | None, deep_layers: int) -> Finding:
     layers, count, modules = facts["weight_layers"], facts["num_joins"], [join["module"] for join in facts["joins"]]
     say = partial(
-        CODES.finding, "architecture.no_residual", value=float(layers), unit="weight layers", threshold=float(DEEP_LAYERS),
+        CODES.finding, "architecture.no_residual", value=float(layers), unit="weight layers", threshold=float(deep_layers),
         evidence=_audit_evidence(facts, modules=_first(modules)),
     )  # fmt: skip
     if count:
@@ -164,7 +167,7 @@ def _no_norm(facts: Mapping[str, Any], limit: int | None) -> Finding:
     )  # fmt: skip
 
 
-def _norm_after_add(facts: Mapping[str, Any], limit: int | None) -> Finding:
+def _norm_after_add(facts: Mapping[str, Any], limit: int | None, deep_layers: int) -> Finding:
     joins = facts["joins"]
     after = [join["norm"] for join in joins if join["placement"] == "after_add"]
     places = dict(Counter(join["placement"] for join in joins))
@@ -179,7 +182,7 @@ def _norm_after_add(facts: Mapping[str, Any], limit: int | None) -> Finding:
         return say("ok", f"No norm follows a residual addition ({where}).")
     said = f"Norm(x + f(x)) in {len(after)} of {_times(len(joins), 'residual connection')}: {named(after)}"
     if limit is None:
-        return say("ok", f"{said}; below {DEEP_LAYERS} weight layers that is rarely a problem.")
+        return say("ok", f"{said}; below {deep_layers} weight layers that is rarely a problem.")
     return say(
         "warn", f"{said}. No path through the network bypasses the norms, which can cause trouble.",
         advice=(
@@ -190,7 +193,7 @@ def _norm_after_add(facts: Mapping[str, Any], limit: int | None) -> Finding:
     )  # fmt: skip
 
 
-def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool) -> Finding:
+def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool, growth: float) -> Finding:
     joins, say = facts["joins"], partial(CODES.finding, "architecture.branch_not_zero")
     if not joins:
         return say(
@@ -203,7 +206,7 @@ def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool) -> Finding:
     evidence = _audit_evidence(
         facts, begin_at_zero=begin, zero_parameters=_first(zeros), not_zero=other, growth=measured
     )
-    numbers: dict[str, Any] = {"value": measured, "unit": "times", "threshold": GROWTH, "evidence": evidence}
+    numbers: dict[str, Any] = {"value": measured, "unit": "times", "threshold": growth, "evidence": evidence}
     if begin == len(joins):
         by = f", by {named(zeros)}" if zeros else ""
         return say("ok", f"All {len(joins)} residual branches begin at zero{by}.", **numbers)
@@ -211,7 +214,7 @@ def _branch_not_zero(facts: Mapping[str, Any], *, deep: bool) -> Finding:
     if measured is None:
         return say("not_measured", f"{said}, and how the sums grow is unknown: they are not finite.")
     grown = f"at initialisation the sums grow by a factor of {measured:.3g}"
-    if not deep or measured <= GROWTH:
+    if not deep or measured <= growth:
         return say("ok", f"{said}; {grown}, so there is little to gain.", **numbers)
     fix = f"Begin each branch at zero: the gain of its last norm, its last weight ({other[0]}, ...), or a scalar in front of it (ReZero)."
     return say("warn", f"{said}, and {grown}.", **numbers, advice=(fix,))

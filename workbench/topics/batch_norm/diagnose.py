@@ -17,18 +17,25 @@ from workbench.findings.finding import Finding
 from workbench.record.json_values import number
 from workbench.topics.batch_norm.replicas import CODES, judge_processes
 
-FEW_EXAMPLES = 16  # in a statistic, or independent values that it is as steady as, below which its noise costs (Wu and He 2018, arXiv:1803.08494, figure 1: the error of a ResNet-50 rises below 16)
-WARM = 0.9  # share of what it averages that a running statistic has to hold; the rest is its initial 0 or 1 (rule of thumb)
-SHIFT = 0.5  # root mean square over channels, in standard deviations, by which stored statistics may differ from those of the training data now (rule of thumb)
-HARM = 0.05  # share of a loss that may depend on whose statistics are used, and of what training learned, that stored statistics may cost (rule of thumb)
-FEW_VALUES = 4  # of a channel, rows times places, in a statistic up to which its noise costs for certain (measured: four examples cost an MLP 70 % against layer norm, docs/findings.md; how steady more values are is not known from outside)
 
-
-def diagnose_batch_norm(record: Audited, *, alpha: float = 0.05) -> Diagnosis:
+def diagnose_batch_norm(
+    record: Audited, *, few_examples: int = 16, warm: float = 0.9, shift: float = 0.5, harm: float = 0.05,
+    missing_share: float = 0.05, large_shift: float = 1.0, alpha: float = 0.05,
+) -> Diagnosis:  # fmt: skip
     """Judge a model's batch norm by the facts that were collected about it, and a study's trials where there are some.
 
     Args:
         record: a study whose facts hold "batch_norm", or what `audit_batch_norm` returns.
+        few_examples: in a statistic, or independent values that it is as steady as, below which its noise costs (Wu and He
+            2018, arXiv:1803.08494, figure 1: the error of a ResNet-50 rises below 16).
+        warm: share of what it averages that a running statistic has to hold; the rest is its initial 0 or 1 (rule of thumb).
+        shift: root mean square over channels, in standard deviations, by which stored statistics may differ from those of the
+            training data now (rule of thumb).
+        harm: share of a loss that may depend on whose statistics are used, and of what training learned, that stored statistics
+            may cost (rule of thumb).
+        missing_share: of a variance that averaging may leave out (rule of thumb).
+        large_shift: distance of the processes' statistics, in standard deviations of a channel, from which harm is taken for
+            granted where nobody gave their metrics: the channel moves by as much as it varies (rule of thumb).
         alpha: chance at which a virtual batch counts as better, or another norm as different, over all that were tried (0.05 is usual).
 
     Returns:
@@ -47,13 +54,13 @@ def diagnose_batch_norm(record: Audited, *, alpha: float = 0.05) -> Diagnosis:
         findings = tuple(CODES.finding(code, "ok", said) for code in CODES)
     else:
         devices = record.facts.get("batch_norm_devices") or []
-        of_processes = judge_processes(facts, devices, harm=HARM)
+        of_processes = judge_processes(facts, devices, harm=harm, large_shift=large_shift, missing_share=missing_share)
         ghost, small, cold, stale = (CODES.finding(
             code, "ok", f"Does not apply: none of {facts['layers']} batch norm layers uses the statistics of a batch in training; they are frozen or not reached.",
         ) for code in list(CODES)[3:])  # fmt: skip
         if facts.get("unused", 0) < facts["layers"]:
-            ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, alpha)
-            cold, stale = _cold_ema(facts), _stale(facts)
+            ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, few_examples, alpha)
+            cold, stale = _cold_ema(facts, warm, harm), _stale(facts, shift, warm, harm)
         if facts.get("frozen_new"):
             cold = _frozen_new(facts)
         findings = (*of_processes, ghost, small, cold, stale)
@@ -185,8 +192,13 @@ def _held_words(rows: Sequence[Mapping[str, Any]]) -> str:
     return f" By batch size, held at {asked} against the whole batch: {'; '.join(told)}."
 
 
-def diagnose_seen_batches(record: RecordLike) -> Diagnosis:
-    """Say whether the batch norm layers of a loop that was watched normalise by next to nothing, or evaluate without statistics; no finding where none was seen."""
+def diagnose_seen_batches(record: RecordLike, *, few_values: int = 4) -> Diagnosis:
+    """Say whether the batch norm layers of a loop that was watched normalise by next to nothing, or evaluate without statistics; no finding where none was seen.
+
+    Args:
+        few_values: of a channel, rows times places, in a statistic up to which its noise costs for certain (measured: four examples cost
+            an MLP 70 % against layer norm, docs/findings.md; how steady more values are is not known from outside).
+    """
     modes = record.facts.get("loop", {}).get("modes", {})
     values, found = modes.get("norm_values"), []
     if (line := modes.get("norm_unset")) is not None:
@@ -198,8 +210,8 @@ def diagnose_seen_batches(record: RecordLike) -> Diagnosis:
     if values is None:
         return Diagnosis.of(record, found)
     said = f"A batch norm layer takes each statistic from {values:,} values of a channel"
-    known: dict[str, Any] = {"value": float(values), "unit": "values", "threshold": float(FEW_VALUES)}
-    if values > FEW_VALUES:
+    known: dict[str, Any] = {"value": float(values), "unit": "values", "threshold": float(few_values)}
+    if values > few_values:
         return Diagnosis.of(
             record, [*found, CODES.finding("batch_norm.small_batch", "ok", f"{said} or more.", **known)]
         )
@@ -212,12 +224,12 @@ def diagnose_seen_batches(record: RecordLike) -> Diagnosis:
     return Diagnosis.of(record, [*found, told])
 
 
-def _small_batch(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
+def _small_batch(record: Any, facts: Mapping[str, Any], few: int, alpha: float) -> Finding:
     code = "batch_norm.small_batch"
     given, independent, refused = facts.get("examples"), facts.get("independent"), facts.get("refused", 0)
     rows = list(getattr(record, "facts", {}).get("batch_norm_swap") or [])
     evidence = {"examples": given, "values": facts.get("values"), "independent": independent, "refused": refused, "swap": rows}  # fmt: skip
-    numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": FEW_EXAMPLES, "evidence": evidence}
+    numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": few, "evidence": evidence}
     if refused:
         return CODES.finding(
             code, "fail", f"{refused} of the training batches give a batch norm layer a single value per channel, which "
@@ -230,10 +242,10 @@ def _small_batch(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding
     said += ")" if independent is None else f", as steady as {independent:,.0f} independent ones)"
     norms = compare_norms(rows, sign=metric_sign(record) if hasattr(record, "config") else 1.0)
     evidence["norms"], swapped = norms, _swap(norms, alpha)
-    if max(given, independent or 0) >= FEW_EXAMPLES:
+    if max(given, independent or 0) >= few:
         return CODES.finding(code, "ok", f"{said}: enough.{swapped}", **numbers)
     return CODES.finding(
-        code, "warn", f"{said}: below {FEW_EXAMPLES}, their noise costs accuracy.{swapped}",
+        code, "warn", f"{said}: below {few}, their noise costs accuracy.{swapped}",
         advice=["Take statistics over several devices: wb.batch_norm.synchronise(model).",
                 "Or normalise each example by itself: wb.batch_norm.replace(model, 'group'), or 'layer'."], **numbers,
     )  # fmt: skip
@@ -284,7 +296,7 @@ def _swap(norms: Sequence[Mapping[str, Any]], alpha: float) -> str:
     return f" Norms at equal budgets, by batch size: {told}.{said}"
 
 
-def _cold_ema(facts: Mapping[str, Any]) -> Finding:
+def _cold_ema(facts: Mapping[str, Any], warm: float, harm: float) -> Finding:
     code, layers = "batch_norm.cold_ema", facts["ema"]
     if facts.get("reason"):
         return CODES.not_measured(code, facts["reason"])
@@ -296,15 +308,15 @@ def _cold_ema(facts: Mapping[str, Any]) -> Finding:
     if not math.isfinite(value):
         return CODES.not_measured(code, "the momentum is not a number", evidence={"layers": layers})
     numbers: dict[str, Any] = {
-        "value": value, "unit": "share", "threshold": WARM, "step": facts.get("step"), "evidence": {"layers": layers},
+        "value": value, "unit": "share", "threshold": warm, "step": facts.get("step"), "evidence": {"layers": layers},
     }  # fmt: skip
     told = str(momentum) if momentum is None else f"{momentum:.3g}"
     said = f"After {batches:,} batches at momentum {told}, {value:.1%} of the running statistics comes from data"
     cost = _cost(facts)
-    if value >= WARM or (cost is not None and cost[0] < HARM):
-        return CODES.finding(code, "ok", f"{said}.{cost[1] if cost and value < WARM else ''}", **numbers)
+    if value >= warm or (cost is not None and cost[0] < harm):
+        return CODES.finding(code, "ok", f"{said}.{cost[1] if cost and value < warm else ''}", **numbers)
     if momentum is not None and 0 < momentum < 1:
-        needed = math.ceil(math.log(1 - WARM) / math.log1p(-momentum))
+        needed = math.ceil(math.log(1 - warm) / math.log1p(-momentum))
         fix = f"Train for at least {needed:,} batches before evaluating, or raise the momentum"
     else:
         fix = "Let them see training batches in training mode (a momentum of 0 never does)"
@@ -315,7 +327,7 @@ def _cold_ema(facts: Mapping[str, Any]) -> Finding:
     )  # fmt: skip
 
 
-def _stale(facts: Mapping[str, Any]) -> Finding:
+def _stale(facts: Mapping[str, Any], limit: float, warm: float, harm: float) -> Finding:
     code, estimate = "batch_norm.stale", facts.get("estimate")
     if not estimate:
         cold = "running statistics are cold, which batch_norm.cold_ema judges" if facts.get("loss") else ""
@@ -328,7 +340,7 @@ def _stale(facts: Mapping[str, Any]) -> Finding:
     if not math.isfinite(value):
         return CODES.not_measured(code, "statistics are not finite", evidence=dict(estimate))
     numbers: dict[str, Any] = {
-        "value": value, "unit": "standard deviations", "threshold": SHIFT, "step": facts.get("step"), "evidence": dict(estimate),
+        "value": value, "unit": "standard deviations", "threshold": limit, "step": facts.get("step"), "evidence": dict(estimate),
     }  # fmt: skip
     cost = _cost(facts)
     told = cost[1] if cost else ""
@@ -336,8 +348,8 @@ def _stale(facts: Mapping[str, Any]) -> Finding:
         f"Stored running statistics lie {value:.3g} standard deviations from those of {estimate['batches']} training batches now "
         f"(layer {worst['layer']!r}; noise explains {noise:.2g})"
     )
-    still_cold = min((float(row["warm"]) for row in facts["ema"]), default=1.0) < WARM  # another finding's business
-    if not (value > SHIFT and value > 3 * noise and (cost is None or (cost[0] >= HARM and not still_cold))):
+    still_cold = min((float(row["warm"]) for row in facts["ema"]), default=1.0) < warm  # another finding's business
+    if not (value > limit and value > 3 * noise and (cost is None or (cost[0] >= harm and not still_cold))):
         return CODES.finding(code, "ok", f"{said}.{told}", **numbers)
     return CODES.finding(
         code, "warn", f"{said}: evaluation normalises with statistics of other weights or of too little data.{told}",

@@ -22,8 +22,6 @@ _TOLD = {"merged": "merged", "average": "averaged"}
 _NOT_FINITE = "running statistics of some process are not finite"
 _Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
 _Row = Mapping[str, Any]
-LARGE_SHIFT = 1.0  # distance of the processes' statistics, in standard deviations of a channel, from which harm is taken for granted where nobody gave their metrics: the channel moves by as much as it varies (rule of thumb)
-MISSING_SHARE = 0.05  # of a variance that averaging may leave out (rule of thumb)
 
 
 class Replicas(NamedTuple):
@@ -41,14 +39,14 @@ class Replicas(NamedTuple):
 
 
 def judge_processes(
-    facts: Mapping[str, Any], devices: Sequence[_Row], *, harm: float
+    facts: Mapping[str, Any], devices: Sequence[_Row], *, harm: float, large_shift: float, missing_share: float
 ) -> tuple[Finding, Finding, Finding]:
     """Return `batch_norm.rank_local`, `.first_device_ema` and `.variance_of_means`; the thresholds are those of `diagnose_batch_norm`."""
-    replicas, judged = _read_replicas(facts), partial(_harmful, facts, harm=harm, large_shift=LARGE_SHIFT)
+    replicas, judged = _read_replicas(facts), partial(_harmful, facts, harm=harm, large_shift=large_shift)
     return (
         _simulated(facts, devices, harm) if replicas is None else _rank_local(facts, replicas, judged),
         _first_device_ema(facts, replicas, judged),
-        _simulated_variance(facts, devices) if replicas is None else _variance(replicas),
+        _simulated_variance(facts, devices, missing_share) if replicas is None else _variance(replicas, missing_share),
     )
 
 
@@ -183,7 +181,7 @@ def _first_device_ema(
     return CODES.not_measured(code, why, **numbers)
 
 
-def _variance(replicas: Replicas) -> Finding:
+def _variance(replicas: Replicas, share: float) -> Finding:
     """Judge whether the spread between the means of processes is missing from a variance."""
     if not replicas.finite:
         return CODES.not_measured(_VARIANCE, _NOT_FINITE)
@@ -193,11 +191,11 @@ def _variance(replicas: Replicas) -> Finding:
     value, at, channel = missing[name], replicas.merged[name], int(np.argmax(shares[name]))
     truth, average = float(at.variance[channel]), float(at.average_variance[channel])
     found = partial(
-        CODES.finding, _VARIANCE, value=value, unit="share", threshold=MISSING_SHARE,
+        CODES.finding, _VARIANCE, value=value, unit="share", threshold=share,
         evidence={"layer": name, "channel": channel, "merged": truth, "average": average, "missing": missing},
     )  # fmt: skip
     said = f"Averaged over the processes, a variance is {average:.3g} where that of all their examples is {truth:.3g} (layer {name!r}, channel {channel})"
-    if value <= MISSING_SHARE:
+    if value <= share:
         return found("ok", f"{said}: the means lie close together.")
     if replicas.written == "merged":
         return found("ok", f"{said}; the checkpoint holds the latter.")
@@ -238,7 +236,7 @@ def _simulated(facts: Mapping[str, Any], devices: Sequence[_Row], harm: float) -
     )  # fmt: skip
 
 
-def _simulated_variance(facts: Mapping[str, Any], devices: Sequence[_Row]) -> Finding:
+def _simulated_variance(facts: Mapping[str, Any], devices: Sequence[_Row], share: float) -> Finding:
     several = _several(devices)
     if not several:
         if facts.get("step") is not None:
@@ -252,9 +250,9 @@ def _simulated_variance(facts: Mapping[str, Any], devices: Sequence[_Row]) -> Fi
         f"{losses['merged']:.4g} merged, {losses['whole']:.4g} with the whole batch's."
     )
     advice = "Where shards differ, merge running statistics (wb.batch_norm.merge_running_statistics), or deal the examples out at random."
-    status: Status = "ok" if value <= MISSING_SHARE else "warn"
+    status: Status = "ok" if value <= share else "warn"
     return CODES.finding(
-        _VARIANCE, status, said, value=value, unit="share", threshold=MISSING_SHARE, evidence={"devices": list(devices)},
+        _VARIANCE, status, said, value=value, unit="share", threshold=share, evidence={"devices": list(devices)},
         advice=() if status == "ok" else [advice],
     )  # fmt: skip
 

@@ -85,15 +85,18 @@ CODES = Codes({
     "batch_size.tuned_directly": "F6.1", "batch_size.retune": "F6.4", "batch_size.equivalence": "F6.8",
     "batch_size.noise_scale": "F6.5", "batch_size.regularisation": "F6.6",
 })  # fmt: skip
-FALSE_ADOPTION = 0.1  # more regularisation helps where its mean gain over fresh seeds would come by chance less often than this (rule of thumb)
-ALPHA = 0.05  # level of each of the two one-sided tests behind "equally good" (Schuirmann 1987; 0.05 is usual)
 
 
-def diagnose_batch_size(record: RecordLike, *, margin: float = 0.1) -> Diagnosis:
+def diagnose_batch_size(
+    record: RecordLike, *, margin: float = 0.1, alpha: float = 0.05, false_adoption: float = 0.1
+) -> Diagnosis:
     """Hold the batch sizes of a study against each other, as they were and tuned; in any study: what was not tried is `not_measured`.
 
     Args:
         margin: batch sizes whose selected metric differs by no more than this share are equally good (rule of thumb).
+        alpha: level of each of the two one-sided tests behind "equally good" (Schuirmann 1987; 0.05 is usual).
+        false_adoption: more regularisation helps where its mean gain over fresh seeds would come by chance less often than
+            this (rule of thumb).
     """
     record = judged(record)
     arms, config = read_arms(record), record.config
@@ -106,9 +109,9 @@ def diagnose_batch_size(record: RecordLike, *, margin: float = 0.1) -> Diagnosis
         found = [
             _tuned_directly(arms, own),
             _retune(record, arms, own, margin),
-            _equivalence(record, arms, own, margin),
+            _equivalence(record, arms, own, margin, alpha),
         ]
-    found += [noise_scale_finding(record), regularisation_finding(record, arms)]
+    found += [noise_scale_finding(record), regularisation_finding(record, arms, false_adoption=false_adoption)]
     return Diagnosis.of(record, found)
 
 
@@ -207,13 +210,13 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
     return found("warn", summary, advice=advice)
 
 
-def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float) -> Finding:
+def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin: float, alpha: float) -> Finding:
     code, ours = "batch_size.equivalence", list(own.tuned.values())
     rows: list[dict[str, Any]] = [
         {"equal": equal, "batch_size": arm.batch_size, "total_steps": arm.total_steps, **found._asdict()}
         for equal in EQUAL
         for arm in comparable(arms, own, equal)[1:]
-        if arm.best is not None and (found := equivalence(list(arm.tuned.values()), ours, margin=margin, alpha=ALPHA))
+        if arm.best is not None and (found := equivalence(list(arm.tuned.values()), ours, margin=margin, alpha=alpha))
     ]
     if not rows:
         reason = "no two batch sizes were tuned and trained under at least 2 fresh seeds to a metric above 0"
@@ -230,7 +233,7 @@ def _equivalence(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, ma
     widest = max(abs(math.log(end)) for row in rows for end in (row["low"], row["high"]))
     make = partial(
         CODES.finding, code, value=math.exp(widest), threshold=1 + margin,
-        evidence={"margin": margin, "alpha": ALPHA, "own_batch_size": own.batch_size, "rows": rows},
+        evidence={"margin": margin, "alpha": alpha, "own_batch_size": own.batch_size, "rows": rows},
     )  # fmt: skip
     if all(alike):
         where = dict.fromkeys(f"{row['batch_size']} at equal {row['equal']}" for size in alike for row in size)
@@ -307,7 +310,7 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     return found("ok", f"The critical batch size (gradient noise scale) is {told}: {means}.", evidence=evidence)
 
 
-def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm]) -> Finding:
+def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:
     """Return `batch_size.regularisation`: the gap between training and validation loss by batch size, and what a weight decay does."""
     code, tuned = "batch_size.regularisation", [arm for arm in arms if arm.best is not None]
     gaps = [row for arm in tuned if (row := _mean_gap(record, arm)) is not None]
@@ -317,9 +320,9 @@ def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm]) -> Find
             best = min(levels, key=lambda row: arm.sign * row["chosen_by"])
             tried.append({
                 "batch_size": arm.batch_size, "total_steps": arm.total_steps, "levels": levels, "weight_decay": best["weight_decay"],
-                "gain": best["gain"], "chance": best["chance"], "helps": best["gain"] > 0 and best["chance"] < FALSE_ADOPTION,
+                "gain": best["gain"], "chance": best["chance"], "helps": best["gain"] > 0 and best["chance"] < false_adoption,
             })  # fmt: skip
-    evidence: dict[str, Any] = {"gaps": gaps, "tried": tried, "false_adoption": FALSE_ADOPTION}
+    evidence: dict[str, Any] = {"gaps": gaps, "tried": tried, "false_adoption": false_adoption}
     sizes = [row["batch_size"] for row in gaps]
     if len(set(sizes)) < 2:
         reason = "fewer than two batch sizes have a selected checkpoint whose training loss is known"

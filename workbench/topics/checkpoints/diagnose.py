@@ -32,12 +32,16 @@ _RESUME_ADVICE = {
     "buffers": "Save the whole state dict of the model, not its parameters alone: batch-norm statistics are buffers.",
     "random state": "Save and restore the random state of Python, NumPy and torch (torch.get_rng_state and the like).",
 }
-MIN_GAIN_FRAC = 0.1  # smaller gains, as a share of what training learned, do not matter; the noise of a constant learning rate moves the last evaluation by several percent (rule of thumb)
-FALSE_ALARM = 0.05  # chance at which a gain is believed by its spread over the seeds, one-sided (rule of thumb)
-MAX_LUCK_FRAC = 0.2  # luck above this share of what training learned means that the choice is noise (rule of thumb)
 
 
-def diagnose_checkpoints(record: RecordLike, *, noise_sds: float = 4.0) -> Diagnosis:
+def diagnose_checkpoints(
+    record: RecordLike,
+    *,
+    min_gain_frac: float = 0.1,
+    false_alarm: float = 0.05,
+    noise_sds: float = 4.0,
+    max_luck_frac: float = 0.2,
+) -> Diagnosis:
     """Say whether the last checkpoint may be taken, whether the selected one is more than lucky, and whether training resumes.
 
     With the test split evaluated under at least three seeds, the best is called better than the last where its mean gain there
@@ -46,20 +50,26 @@ def diagnose_checkpoints(record: RecordLike, *, noise_sds: float = 4.0) -> Diagn
 
     Args:
         record: a study of any kind; runs that are judged are those of the stage "checkpoints", or of the study's own config.
+        min_gain_frac: smaller gains, as a share of what training learned, do not matter; the noise of a constant learning rate moves
+            the last evaluation by several percent (rule of thumb).
+        false_alarm: chance at which a gain is believed by its spread over the seeds, one-sided (rule of thumb).
         noise_sds: without a test split, standard deviations beyond the expected luck; the noise itself is estimated from a
             few evaluations, so this is larger than for a known one (rule of thumb, measured: on plateaus of white noise at most
             4 % false alarms from one run and 1 % from four; noise that lasts over evaluations raises more).
+        max_luck_frac: luck above this share of what training learned means that the choice is noise (rule of thumb).
 
     Returns:
         The codes `checkpoints.best_not_last`, `.resume_jump` and `.selection`, once each.
     """
     runs = read_runs(record)
-    last = _best_not_last(record, runs, noise_sds)
-    chosen = _with_others(record, runs, _selection(record, runs))
+    last = _best_not_last(record, runs, min_gain_frac, false_alarm, noise_sds)
+    chosen = _with_others(record, runs, _selection(record, runs, max_luck_frac))
     return Diagnosis.of(record, (last, resume_finding(record.facts.get("resume")), chosen))
 
 
-def _best_not_last(record: RecordLike, runs: Sequence[SelectedRun], noise_sds: float) -> Finding:
+def _best_not_last(
+    record: RecordLike, runs: Sequence[SelectedRun], min_gain_frac: float, false_alarm: float, noise_sds: float
+) -> Finding:
     judged = [run for run in runs if run.judged]
     if not judged:
         why = "no run has finished" if not runs else f"no run has {FEWEST_TO_SEE_NOISE} finite evaluations"
@@ -85,12 +95,12 @@ def _best_not_last(record: RecordLike, runs: Sequence[SelectedRun], noise_sds: f
             f"The last evaluation is not finite in {broken} of {len(judged)} runs, so the last checkpoint is useless."
         )
         return CODES.finding(_LAST, "warn", said, advice=advice, **known)
-    matters_from = MIN_GAIN_FRAC * float(np.mean([run.learned for run in judged]))
+    matters_from = min_gain_frac * float(np.mean([run.learned for run in judged]))
     tested = [run for run in judged if math.isfinite(run.test_gain)]
     if len(tested) >= FEWEST_TESTED:
-        numbers, better = _gain_on_test(tested)
+        numbers, better = _gain_on_test(tested, false_alarm)
     else:
-        numbers, better = _gain_where_chosen(judged, noise_sds)
+        numbers, better = _gain_where_chosen(judged, noise_sds, false_alarm)
     gain, threshold = numbers["gain"], numbers["threshold"]
     little = f", but too little to matter ({matters_from:.2g})" if threshold < gain <= matters_from else ""
     evidence |= numbers | {"matters_from": matters_from}
@@ -105,17 +115,17 @@ def _best_not_last(record: RecordLike, runs: Sequence[SelectedRun], noise_sds: f
     return CODES.finding(_LAST, "ok", said, **known)
 
 
-def _over_seeds(gains: Sequence[float]) -> tuple[float, float]:
+def _over_seeds(gains: Sequence[float], false_alarm: float) -> tuple[float, float]:
     """Return the standard error of the mean gain over the seeds, and how far chance reaches by Student's t."""
     se = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
-    return se, float(student.ppf(1 - FALSE_ALARM, len(gains) - 1)) * se
+    return se, float(student.ppf(1 - false_alarm, len(gains) - 1)) * se
 
 
-def _gain_on_test(runs: Sequence[SelectedRun]) -> tuple[dict[str, Any], str]:
+def _gain_on_test(runs: Sequence[SelectedRun], false_alarm: float) -> tuple[dict[str, Any], str]:
     """Judge the mean gain on the test split over the seeds; `{little}` in the words is for a gain that does not matter."""
     gains = [run.test_gain for run in runs]
     gain, seen = float(np.mean(gains)), float(np.mean([run.gain for run in runs]))
-    se, threshold = _over_seeds(gains)
+    se, threshold = _over_seeds(gains, false_alarm)
     lost = f", so {min(1.0, max(0.0, 1 - gain / seen)):.0%} of that does not carry over" if seen > 0 else ""
     said = (
         f"It is better than the last by {seen:.3g} on the split that chose it and by {gain:.3g} +- {se:.2g} on the test split"
@@ -125,12 +135,12 @@ def _gain_on_test(runs: Sequence[SelectedRun]) -> tuple[dict[str, Any], str]:
     return {"split": "test"} | numbers, said
 
 
-def _gain_where_chosen(runs: Sequence[SelectedRun], noise_sds: float) -> tuple[dict[str, Any], str]:
+def _gain_where_chosen(runs: Sequence[SelectedRun], noise_sds: float, false_alarm: float) -> tuple[dict[str, Any], str]:
     """Judge the mean gain where it was chosen: against the luck of the best of so many draws, their noise, and the seeds' spread."""
     gains = [run.gain for run in runs]
     gain, luck = float(np.mean(gains)), float(np.mean([run.luck for run in runs]))
     noise = math.sqrt(sum(run.noise**2 for run in runs)) / len(runs)
-    spread = _over_seeds(gains)[1] if len(gains) >= FEWEST_TESTED else 0.0
+    spread = _over_seeds(gains, false_alarm)[1] if len(gains) >= FEWEST_TESTED else 0.0
     threshold = luck + max(noise_sds * noise, spread)
     by = f"It is {gain:.3g} better than the last on the split that chose it"
     said = f"{by}; selection and noise explain {threshold:.2g}{{little}}. How much of that holds on new data was not measured."
@@ -224,10 +234,10 @@ def _unusable(record: RecordLike, runs: Sequence[SelectedRun], select: str) -> t
     return said, "Select by one that is evaluated, or add the metric to the workload.", there
 
 
-def _selection(record: RecordLike, runs: Sequence[SelectedRun]) -> Finding:
+def _selection(record: RecordLike, runs: Sequence[SelectedRun], max_luck_frac: float) -> Finding:
     """Judge the metric by which the best checkpoint of each run is chosen."""
     select = str(record.config.get("select", ""))
-    known: dict[str, Any] = {"unit": "luck / learned", "threshold": MAX_LUCK_FRAC}
+    known: dict[str, Any] = {"unit": "luck / learned", "threshold": max_luck_frac}
     evidence: dict[str, Any] = {"select": select}
 
     def told(status: Status, summary: str, *advice: str, **more: Any) -> Finding:
@@ -278,6 +288,6 @@ def _selection(record: RecordLike, runs: Sequence[SelectedRun]) -> Finding:
     head += f": selection makes the chosen value look better by about {luck:.2g}"
     much = f"as much as {share:.0%} of what training learned" if share <= 1 else "more than all that training learned"
     much = much if math.isfinite(share) else "and training learned nothing"
-    flatters = share > MAX_LUCK_FRAC
+    flatters = share > max_luck_frac
     said = f"{head}, {much if flatters else f'{share:.2%} of what training learned'}."
     return told("warn" if flatters else "ok", said, *_NOISE_ADVICE * flatters, value=share)

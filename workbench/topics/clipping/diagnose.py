@@ -25,7 +25,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.record.metrics import passed_over
 from workbench.record.roles import Role
-from workbench.topics.clipping.ladder import AGGRESSIVE_FRAC, Candidate, is_calm, leading, masks, read_ladder
+from workbench.topics.clipping.ladder import Candidate, is_calm, leading, masks, read_ladder
 from workbench.topics.optimizers.constants import ALL_FRAC, LOST_FRAC, lost_by
 
 CODES = Codes({
@@ -33,49 +33,67 @@ CODES = Codes({
     "clipping.nonfinite": "F4.6",
 })  # fmt: skip
 LONGER_WARMUP = "Try a longer warmup: it sometimes fixes what clipping does not (F4.4)."
-PERCENTILE = 90.0  # of the norms of a steady stretch without clipping (F4.9)
-DRIFT_RATIO = 2.0  # norms whose median moves by more than this factor have no one threshold (rule of thumb)
-FAR_ABOVE = 10.0  # a baseline of an adaptive rule that clips most of its steps is an alarm only where its median norm is so many times the threshold: the rule divides out a factor that gradients have in common (rule of thumb)
 
 
-def diagnose_clipping(record: RecordLike) -> Diagnosis:
+def diagnose_clipping(
+    record: RecordLike,
+    *,
+    percentile: float = 90.0,
+    aggressive_frac: float = 0.5,
+    drift_ratio: float = 2.0,
+    parked_frac: float = 0.5,
+    skip_frac: float = 0.1,
+    lost_frac: float = LOST_FRAC,
+    far_above: float = 10.0,
+) -> Diagnosis:
     """Propose a clipping threshold, and say what the clipped runs of a record show.
 
     Healthy: the threshold lies a little above the typical norm, a tenth of the steps is clipped, and what was unstable
     without clipping is stable with it. Sick: half of the steps or more have to be clipped, or the run stays bounded only
     because nearly every step is clipped: then the learning rate is too high, and clipping hides it.
+
+    Args:
+        percentile: of the norms of a steady stretch without clipping (F4.9).
+        aggressive_frac: share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12).
+        drift_ratio: norms whose median moves by more than this factor have no one threshold (rule of thumb).
+        parked_frac: see `clipped_runs`.
+        skip_frac: see `steady_stretch`.
+        lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
+            without (rule of thumb).
+        far_above: a baseline of an adaptive rule that clips most of its steps is an alarm only where its median norm is so many times the
+            threshold: the rule divides out a factor that gradients have in common (rule of thumb).
     """
     study = judged(record)
-    reference = reference_norms(study)
-    rows = clipped_runs(study)
+    reference = reference_norms(study, skip_frac=skip_frac)
+    rows = clipped_runs(study, parked_frac=parked_frac)
     bracket = unstable_bracket(study.sweep())
     edge = None if bracket is None else bracket.middle
-    lead, why = leading(study, rows, unstable_lr=edge)
-    chosen = choose_threshold([], percentile=PERCENTILE) if reference is None else reference.threshold(PERCENTILE)
+    lead, why = leading(study, rows, aggressive_frac=aggressive_frac, unstable_lr=edge)
+    chosen = choose_threshold([], percentile=percentile) if reference is None else reference.threshold(percentile)
     evidence = {"runs": [dict(row) for row in rows], "unstable_lr": edge}
-    findings = [_threshold(chosen, reference)]
+    findings = [_threshold(chosen, reference, drift_ratio)]
     unknown = partial(CODES.not_measured, reason="no run was clipped", evidence=evidence)
     if lead is None:
         findings += [unknown(f"clipping.{name}") for name in ("cures", "aggressive", "masks_lr")]
     else:
         clipped = _Clipped(
             study=study, reference=reference, threshold=chosen.threshold, ladder=read_ladder(study, rows), lead=lead,
-            why=why, edge=edge, evidence=evidence,
+            why=why, edge=edge, aggressive_frac=aggressive_frac, lost_frac=lost_frac, far_above=far_above, evidence=evidence,
         )  # fmt: skip
         share = unknown("clipping.aggressive") if lead.clip_frac is None else clipped.aggressive(lead.clip_frac)
         findings += [clipped.cures(), share, clipped.masks()]
     return Diagnosis.of(study, [*findings, nonfinite_norms(study)])
 
 
-def clipped_values(record: RecordLike) -> Finding | None:
+def clipped_values(record: RecordLike, *, aggressive_frac: float = 0.5) -> Finding | None:
     """Return `clipping.aggressive` of a loop that clips its gradients value by value; None of another one."""
     order = record.facts.get("loop", {}).get("order", {})
     share, line = order.get("at_limit"), order.get("lines", {}).get("clip_value")
     if share is None:
         return None
-    say = partial(CODES.finding, "clipping.aggressive", value=share, unit="share of values", threshold=AGGRESSIVE_FRAC)
+    say = partial(CODES.finding, "clipping.aggressive", value=share, unit="share of values", threshold=aggressive_frac)
     shown = f"In the median update {share:.0%} of the gradient's values are clipped one by one{f' ({line})' if line else ''}"
-    if share < AGGRESSIVE_FRAC:
+    if share < aggressive_frac:
         return say("ok", f"{shown}.")
     fix = "Raise clip_value, or clip the norm, which keeps the direction: torch.nn.utils.clip_grad_norm_."
     return say(
@@ -101,7 +119,7 @@ def _named(lr: float) -> str:
     return f"lr {lr:.4g}" if math.isfinite(lr) else "the learning rate"
 
 
-def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None) -> Finding:
+def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None, drift_ratio: float) -> Finding:
     evidence: dict[str, Any] = asdict(chosen) | {"windows": list(chosen.windows)}
     evidence |= dict.fromkeys(("trial", "lr", "loss", "reference_clipped", "reference_outcome"))
     if found is not None:
@@ -116,9 +134,9 @@ def _threshold(chosen: ClipThreshold, found: ReferenceNorms | None) -> Finding:
     at = f" at lr {found.item.curve.lr:.4g}" if math.isfinite(found.item.curve.lr) else ""
     where = f"steps {chosen.first_step:,} to {chosen.last_step:,}{at}"
     notes = ""
-    if chosen.all_steps is not None and not 1 / DRIFT_RATIO <= chosen.all_steps / chosen.threshold <= DRIFT_RATIO:
+    if chosen.all_steps is not None and not 1 / drift_ratio <= chosen.all_steps / chosen.threshold <= drift_ratio:
         notes += f" Over all steps, the first ones included, it is {chosen.all_steps:.3g}."
-    if chosen.drift is not None and chosen.drift > DRIFT_RATIO:
+    if chosen.drift is not None and chosen.drift > drift_ratio:
         drifts = f"The median drifts by a factor of {chosen.drift:.3g} within them"
         notes += f" {drifts}: no single threshold fits the whole run."
     if found.clipped:
@@ -142,6 +160,9 @@ class _Clipped:
     lead: Candidate
     why: str
     edge: float | None
+    aggressive_frac: float
+    lost_frac: float
+    far_above: float
     evidence: dict[str, Any]
 
     def cures(self) -> Finding:
@@ -177,7 +198,7 @@ class _Clipped:
         name = "" if percentile is None else f" (the {ordinal(percentile)} percentile{over})"
         sick = any(row["twin_lasting"] for row in rows)
         without = "without it training is not" if sick else "without it the loss rises and recovers"
-        beyond = not lead.cures(unstable_lr=self.edge)
+        beyond = not lead.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge)
         against = self._against_reference(rows)
         found = partial(found, evidence=evidence | {"gains": None if not against else "no gain" not in against})
         price = f"{share}{': that amounts to a smaller step' if beyond else ''}.{against}"
@@ -197,7 +218,7 @@ class _Clipped:
         """Say how many steps are clipped, and what a clipping that training does not need takes from it."""
         lead, unit = self.lead, "share of steps clipped"
         found = partial(
-            CODES.finding, "clipping.aggressive", value=clip_frac, unit=unit, threshold=AGGRESSIVE_FRAC,
+            CODES.finding, "clipping.aggressive", value=clip_frac, unit=unit, threshold=self.aggressive_frac,
             evidence=self.evidence | {"lead": self.why},
         )  # fmt: skip
         at = f", lr {lead.lr:.4g}" if math.isfinite(lead.lr) else ""
@@ -208,20 +229,20 @@ class _Clipped:
         )
         at += f" ({line})" if line else ""
         shown = f"{clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}{at}"
-        if clip_frac < AGGRESSIVE_FRAC:
+        if clip_frac < self.aggressive_frac:
             return found("ok", f"{shown}.")
         if self.why == "own" and all(row["twin_lasting"] is False for row in lead.rows):
             curves = {c.trial: c for c in self.study.curves}
             lost = min(lost_by(self.study, curves[row["trial"]], curves[row["twin"]])[0] for row in lead.rows)
             ends = [float(np.mean([row[name] for row in lead.rows])) for name in ("twin_loss", "loss")]
             shown += f", and training is stable without: there the loss ends at {ends[0]:.3g} instead of {ends[1]:.3g}"
-            if lost < LOST_FRAC:
+            if lost < self.lost_frac:
                 return found("ok", f"{shown}: harmless.")
             return found("fail" if lost >= ALL_FRAC else "warn", f"{shown}.", advice=[self._raise()])
         rule, ratios = str(self.study.config.get("optimizer")), [row["norm_ratio"] or 1.0 for row in lead.rows]
         if self.why == "own" and rule in ADAPTIVE_RULES:
             shown += f", where the median norm is {max(ratios):.2g} times that"
-            if max(ratios) < FAR_ABOVE:
+            if max(ratios) < self.far_above:
                 return found("ok", f"{shown}: {rule} divides out what shortens all gradients alike.")
             return found("warn", f"{shown}: of each gradient little but its direction is left.", advice=[self._raise()])
         needed = {"own": "", "passes": ", and no larger threshold that was tried stabilises it" if len(self.ladder) > 1 else "",
@@ -266,7 +287,7 @@ class _Clipped:
         return {
             "max_grad_norm": one.max_grad_norm, "lr": one.lr, "percentile": percentile, "percentile_of": where,
             "clip_frac": one.clip_frac, "passes": one.passes, "cured": one.cured, "lasting": one.lasting,
-            "cures": one.cures(unstable_lr=self.edge), "seeds": len(one.rows),
+            "cures": one.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge), "seeds": len(one.rows),
             "masks": any(masks(row, self.edge) for row in one.rows), "trials": [row["trial"] for row in one.rows],
         }  # fmt: skip
 

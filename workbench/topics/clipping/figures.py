@@ -27,7 +27,7 @@ from workbench.plots.style import (
     short,
 )
 from workbench.record.json_values import number
-from workbench.topics.clipping.ladder import AGGRESSIVE_FRAC, read_ladder
+from workbench.topics.clipping.ladder import read_ladder
 
 Floats = NDArray[np.float64]
 
@@ -179,6 +179,7 @@ def plot_clipping(
     record: Record,
     diagnosis: Diagnosis | None = None,
     *,
+    aggressive_frac: float = 0.5,
     size: Size = "page",
     ax: Axes | None = None,
 ) -> Axes:
@@ -203,7 +204,7 @@ def plot_clipping(
         stable = [row for row in rows if not row["lasting"] and math.isfinite(number(row["loss"]))]
         title = f"Clipping at lr {short(number(rows[0]['lr']))}"
         axes.set(xlabel="threshold (max_grad_norm)", ylabel="training loss, end of the run", title=title)
-        _draw_stable(axes, stable)
+        _draw_stable(axes, stable, aggressive_frac)
         for diverged, marker, label in ((True, "x", "diverged"), (False, "v", "unstable, or nothing learned")):
             lost = [row for row in rows if row not in stable and math.isinf(number(row["loss"])) is diverged]
             if lost:
@@ -224,9 +225,9 @@ def plot_clipping(
     return axes
 
 
-def _draw_stable(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    for heavy, label in ((False, "stable"), (True, f"stable, but {AGGRESSIVE_FRAC:.0%} of the steps or more clipped")):
-        shown = [row for row in rows if (number(row["clip_frac"]) >= AGGRESSIVE_FRAC) is heavy]
+def _draw_stable(ax: Axes, rows: Sequence[Mapping[str, Any]], aggressive_frac: float) -> None:
+    for heavy, label in ((False, "stable"), (True, f"stable, but {aggressive_frac:.0%} of the steps or more clipped")):
+        shown = [row for row in rows if (number(row["clip_frac"]) >= aggressive_frac) is heavy]
         if shown:
             x, y = ([number(row[name]) for row in shown] for name in ("max_grad_norm", "loss"))
             fill = "none" if heavy else GOOD

@@ -13,8 +13,6 @@ from workbench.curves.clipping import max_grad_norm_of
 from workbench.curves.trial_curves import RecordLike
 from workbench.record.roles import Role
 
-AGGRESSIVE_FRAC = 0.5  # share of clipped steps from which clipping is a lower lr in disguise (F4.11, F4.12)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -50,9 +48,9 @@ class Candidate:
             for row in self.rows
         )
 
-    def cures(self, *, unstable_lr: float | None = None) -> bool:
+    def cures(self, *, aggressive_frac: float = 0.5, unstable_lr: float | None = None) -> bool:
         """It passes, and neither hides the instability nor clips so much that it is a smaller lr in disguise (F4.11)."""
-        heavy = self.clip_frac is not None and self.clip_frac >= AGGRESSIVE_FRAC
+        heavy = self.clip_frac is not None and self.clip_frac >= aggressive_frac
         return self.passes and not heavy and not any(masks(row, unstable_lr) for row in self.rows)
 
 
@@ -99,6 +97,7 @@ def leading(
     record: RecordLike,
     rows: Sequence[Mapping[str, Any]],
     *,
+    aggressive_frac: float = 0.5,
     unstable_lr: float | None = None,
 ) -> tuple[Candidate | None, Literal["own", "passes", "tightest"]]:
     """Return the threshold that the verdicts are about, and why: the baseline's own, the loosest that works, or the tightest."""
@@ -107,7 +106,7 @@ def leading(
     if own:  # a proof trains more seeds, and those with clipping only
         return Candidate.of([row for row in own if row["twin"] is not None] or own), "own"
     ladder = read_ladder(record, rows)
-    curing = [one for one in ladder if one.cures(unstable_lr=unstable_lr)]
+    curing = [one for one in ladder if one.cures(aggressive_frac=aggressive_frac, unstable_lr=unstable_lr)]
     passing = curing or [one for one in ladder if one.passes]
     if passing:
         return passing[0], "passes"

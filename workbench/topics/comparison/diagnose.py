@@ -24,14 +24,6 @@ CODES = Codes({
 })  # fmt: skip
 _SAME, _LOST, _CURES = CODES
 RISING = frozenset({"recovered", "settling", "lasting", "divergent"})
-NOISE_SDS = 2.0  # two means are equal within this many standard deviations from seed to seed (rule of thumb)
-MATERIAL_FRAC = 0.01  # or within this share of what the baseline's best lr learned (rule of thumb)
-LOW_RATIO = 4.0  # an lr is low where the smallest unstable one of either arm is at least this many times as large: near its edge even a stable run swings (rule of thumb)
-MIN_LOW_LRS = 2  # low lrs that the first statement needs (rule of thumb)
-MIN_RATIO = 2.0  # the baseline has to train up to this many times the smallest lr that the modification lost: a step of the usual grid, less may be chance, and leaves the second statement open (rule of thumb)
-COLLAPSE_FRAC = 0.1  # runs that end this share of what the modified arm learned above those of a smaller lr got stuck, though their loss never rose (rule of thumb). That instability is why counts as shown where a warmup cures one of them
-CURE_FRAC = 0.5  # share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb)
-TAIL_FRAC = 0.1  # share of the steps that the objective averages (O1)
 
 
 class Arms(NamedTuple):
@@ -44,12 +36,19 @@ class Arms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Tables:
-    """The three sweeps, and how they compare."""
+    """The three sweeps, and what they are held against: the thresholds of `diagnose_modification`."""
 
     baseline: SweepTable
     modified: SweepTable
     warmed: SweepTable | None
+    noise_sds: float
+    material_frac: float
+    low_ratio: float
+    min_low_lrs: int
     min_seeds: int
+    min_ratio: float
+    collapse_frac: float
+    cure_frac: float
     up_to_lr: float | None
 
     @cached_property
@@ -89,7 +88,7 @@ class _Tables:
         best = min(smaller, key=lambda p: p.loss, default=None)
         if best is None or not self.worse(point, best):
             return None
-        return "collapse" if point.loss - best.loss > COLLAPSE_FRAC * self.modified.progress else None
+        return "collapse" if point.loss - best.loss > self.collapse_frac * self.modified.progress else None
 
     def cured(self, before: LRPoint, without: LRPoint) -> bool | None:
         """Whether the warmup makes an lr train that the modification lost; None where that was not tried often enough."""
@@ -98,7 +97,7 @@ class _Tables:
         if not tried:
             return None
         lost = min(without.loss, self.baseline.loss_ref) if math.isinf(without.loss) else without.loss
-        enough = lost - tried[0].loss >= CURE_FRAC * (lost - before.loss)
+        enough = lost - tried[0].loss >= self.cure_frac * (lost - before.loss)
         return not tried[0].unstable and enough and self.worse(without, tried[0])
 
     def margin(self, one: LRPoint, other: LRPoint) -> float:
@@ -106,7 +105,7 @@ class _Tables:
         finite = [[loss for loss in p.losses if math.isfinite(loss)] for p in (one, other)]
         variances = [float(np.var(losses, ddof=1)) for losses in finite if len(losses) > 1]
         spread = math.sqrt(float(np.mean(variances))) if variances else 0.0
-        return max(NOISE_SDS * spread, MATERIAL_FRAC * self.baseline.progress)
+        return max(self.noise_sds * spread, self.material_frac * self.baseline.progress)
 
     def worse(self, one: LRPoint, other: LRPoint) -> bool:
         """Whether `one` ends clearly above `other`."""
@@ -133,8 +132,16 @@ def diagnose_modification(
     modified: RecordLike,
     warmed: RecordLike | None = None,
     *,
+    noise_sds: float = 2.0,
+    material_frac: float = 0.01,
+    low_ratio: float = 4.0,
+    min_low_lrs: int = 2,
     min_seeds: int = 2,
+    min_ratio: float = 2.0,
+    collapse_frac: float = 0.1,
+    cure_frac: float = 0.5,
     up_to_lr: float | None = None,
+    tail_frac: float = 0.1,
 ) -> Diagnosis:
     """Tell whether a modification makes high learning rates unstable, those alone, and whether a warmup cures it.
 
@@ -145,13 +152,25 @@ def diagnose_modification(
     Args:
         baseline: a sweep of the workload as it was.
         warmed: a sweep of the modified workload with a warmup; None leaves the third statement open.
+        noise_sds: two means are equal within this many standard deviations from seed to seed (rule of thumb).
+        material_frac: or within this share of what the baseline's best lr learned (rule of thumb).
+        low_ratio: an lr is low where the smallest unstable one of either arm is at least this many times as large: near
+            its edge even a stable run swings (rule of thumb).
+        min_low_lrs: low lrs that the first statement needs (rule of thumb).
         min_seeds: trials that an lr needs in each arm; a single one does not know its spread.
+        min_ratio: the baseline has to train up to this many times the smallest lr that the modification lost: a step
+            of the usual grid, less may be chance, and leaves the second statement open (rule of thumb).
+        collapse_frac: runs that end this share of what the modified arm learned above those of a smaller lr got stuck, though
+            their loss never rose (rule of thumb). That instability is why counts as shown where a warmup cures one of them.
+        cure_frac: share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb).
         up_to_lr: the lr up to which the warmup has to open; None is every lr that the modification lost.
+        tail_frac: share of the steps that the objective averages (O1).
     """
     tables = _Tables(
-        baseline=judged(baseline).sweep(TAIL_FRAC), modified=judged(modified).sweep(TAIL_FRAC),
-        warmed=None if warmed is None else judged(warmed).sweep(TAIL_FRAC),
-        min_seeds=min_seeds, up_to_lr=up_to_lr,
+        baseline=judged(baseline).sweep(tail_frac), modified=judged(modified).sweep(tail_frac),
+        warmed=None if warmed is None else judged(warmed).sweep(tail_frac),
+        noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
+        min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
     )  # fmt: skip
     unstable = _high_lr_lost(tables, modified)
     steps = None if warmed is None else warmed.config.get("warmup_steps")
@@ -170,20 +189,20 @@ def _statement(code: str, holds: bool | None, summary: str, *, evidence: dict[st
 
 def _low_lr_same(tables: _Tables) -> Finding:
     edge = tables.edge  # without one no lr is known to be low
-    low = [pair for pair in tables.shared if edge is not None and pair[0].lr * LOW_RATIO <= edge * (1 + 1e-9)]
+    low = [pair for pair in tables.shared if edge is not None and pair[0].lr * tables.low_ratio <= edge * (1 + 1e-9)]
     rows: list[dict[str, Any]] = [
         {"lr": a.lr, "baseline": a.loss, "modified": b.loss, "difference": b.loss - a.loss, "margin": tables.margin(a, b),
          "differs": not abs(b.loss - a.loss) <= tables.margin(a, b)}
         for a, b in low
     ]  # fmt: skip
-    evidence = {"edge": edge, "low_ratio": LOW_RATIO, "lrs": rows}
+    evidence = {"edge": edge, "low_ratio": tables.low_ratio, "lrs": rows}
     reason = tables.unreadable
     if reason is None and tables.edge is None:
         reason = f"{_no_edge(tables)}, so none is known to be low; extend the sweep upwards"
-    elif reason is None and len(low) < MIN_LOW_LRS:
+    elif reason is None and len(low) < tables.min_low_lrs:
         reason = (
-            f"{len(low)} of the shared lrs lie a factor of {LOW_RATIO:g} below the smallest unstable one, "
-            f"{MIN_LOW_LRS} are needed: extend the sweep downwards"
+            f"{len(low)} of the shared lrs lie a factor of {tables.low_ratio:g} below the smallest unstable one, "
+            f"{tables.min_low_lrs} are needed: extend the sweep downwards"
         )
     if reason is not None:
         return _statement(_SAME, None, reason, evidence=evidence)
@@ -209,7 +228,7 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
     limit = min((a.lr for a, _ in tables.shared if a.unstable and a.lr > first), default=None)
     top = max((a.lr for a, _ in tables.shared), default=0.0)
     ratio = (limit or top) / first if lost else 0.0
-    far = ratio >= MIN_RATIO * (1 - 1e-9)
+    far = ratio >= tables.min_ratio * (1 - 1e-9)
     trials = {trial for point in lost for trial in point.trials}
     runs = judged_runs(modified, set(modified.trials["stage"])) if trials else []
     when = dict(Counter(str(run["when"]) for run in runs if run["trial"] in trials and run["when"] != "none"))
@@ -218,7 +237,7 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
         for b in lost
     ]
     known: dict[str, Any] = {
-        "value": ratio if lost else None, "unit": "baseline's unstable lr / modified one's", "threshold": MIN_RATIO,
+        "value": ratio if lost else None, "unit": "baseline's unstable lr / modified one's", "threshold": tables.min_ratio,
         "evidence": {"arms": tables.rows(), "baseline_unstable_lr": limit, "highest_lr": top, "when": when, "lrs": rows},
     }  # fmt: skip
     reason = tables.unreadable

@@ -26,12 +26,9 @@ _REPEATS = 0.8
 _SORTED = 0.5  # neighbours of one class are this far on the way from chance to all: in effect sorted (rule of thumb)
 _IN_PLACE = 0.01  # mean displacement, over that of a random order, below which nothing was shuffled (rule of thumb)
 _AUGMENTED = " Items are augmented at random, and were read under one random state."
-LEAKED_SHARE = 0.01  # of a validation or test split that may be in the training split without an alarm (rule of thumb: a hundredth moves an accuracy by a hundredth at most)
-FEW_ROWS = 32  # distinct training rows below which rows are alike by nature (rule of thumb)
-ALPHA = 0.0001  # chance at which a random order, a random split or a random copy is called none (rule of thumb)
 
 
-def unshuffled(facts: Facts) -> Finding:
+def unshuffled(facts: Facts, alpha: float) -> Finding:
     """Judge whether examples come sorted, or as they are stored."""
     order, code = facts["order"], "data.unshuffled"
     if order is None:
@@ -47,13 +44,13 @@ def unshuffled(facts: Facts) -> Finding:
         return CODES.not_measured(code, "a stream without labels does not show its order", evidence=dict(order))
     clumped = labels is not None and labels["neighbours"] >= _SORTED
     in_order = indices is not None and indices["displacement"] < _IN_PLACE
-    by_class = clumped and labels["neighbours_p"] < ALPHA
-    in_place = in_order and indices["displacement_p"] < ALPHA
+    by_class = clumped and labels["neighbours_p"] < alpha
+    in_place = in_order and indices["displacement_p"] < alpha
     value = max(0.0, indices["displacement"] if indices is not None else 1 - labels["neighbours"])
     threshold = _IN_PLACE if indices is not None else _SORTED
     tell = partial(say, value=value, unit="of a random order", threshold=threshold)
     fix = "Set shuffle=True, or a RandomSampler; give a stream a shuffle buffer of several thousand examples, or shuffle it on disk."
-    ordered = labels is not None and min(labels["neighbours_p"], _one(labels["drift_p"])) < ALPHA
+    ordered = labels is not None and min(labels["neighbours_p"], _one(labels["drift_p"])) < alpha
     if by_class or (in_place and ordered):
         kind = (
             f"sorted by {labels.get('by', 'class')}"
@@ -71,7 +68,7 @@ def unshuffled(facts: Facts) -> Finding:
     return tell("ok", "Training examples do not come sorted.")
 
 
-def weak_shuffle(facts: Facts, before: Finding) -> Finding:
+def weak_shuffle(facts: Facts, alpha: float, before: Finding) -> Finding:
     """Judge whether the order looks random, `before` being the verdict of `unshuffled`."""
     order, code = facts["order"], "data.weak_shuffle"
     if order is None or (before.status == "not_measured" and not (order["epochs"] or {}).get("same")):
@@ -82,7 +79,7 @@ def weak_shuffle(facts: Facts, before: Finding) -> Finding:
         return CODES.not_measured(code, "nothing is shuffled, see data.unshuffled")
     tests = _shuffle_tests(order)
     name, (p, said, advice) = min(tests.items(), key=lambda item: item[1][0])
-    evidence, limit = {**order, "p": {test: found[0] for test, found in tests.items()}}, ALPHA / len(tests)
+    evidence, limit = {**order, "p": {test: found[0] for test, found in tests.items()}}, alpha / len(tests)
     say = partial(CODES.finding, code, value=p, unit="p", threshold=limit, evidence=evidence)
     if p < limit:
         return say("warn", said, advice=(advice,))
@@ -133,8 +130,8 @@ def answer_among(facts: Facts) -> Finding | None:
     )  # fmt: skip
 
 
-def leakage(facts: Facts) -> Finding:
-    """Judge how much of the other splits is in the training split; with fewer distinct rows than `FEW_ROWS` they are alike by nature."""
+def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Finding:
+    """Judge how much of the other splits is in the training split; with fewer distinct rows than `few_rows` they are alike by nature."""
     overlap, code = facts["overlap"], "data.leakage"
     if overlap is None or facts.get("reading") == "drawn":
         return _not_compared(code, facts, "; audit the datasets without their random augmentation")
@@ -142,7 +139,7 @@ def leakage(facts: Facts) -> Finding:
     rows, repeated, total = overlap["train_rows"], overlap["train_duplicates"], facts["examples"]["train"]
     if not splits:
         return CODES.not_measured(code, "there is no other split to compare with")
-    if rows - repeated < FEW_ROWS:
+    if rows - repeated < few_rows:
         few = f"the training split has {rows - repeated} distinct rows, too few to tell one from another"
         return CODES.finding(code, "ok", f"Does not apply: {few}.")
     shares = {name: (found["exact"] + found["near"]) / found["rows"] for name, found in splits.items()}
@@ -150,7 +147,7 @@ def leakage(facts: Facts) -> Finding:
     found, share = splits[worst], shares[worst]
     evidence = {"splits": splits, "shares": shares, "train_rows_read": rows, "train_rows": total,
                 "train_duplicates": repeated, "near_looked_for": overlap["near"], "bits": facts.get("bits")}  # fmt: skip
-    say = partial(CODES.finding, code, value=share, unit="share", threshold=LEAKED_SHARE, evidence=evidence)
+    say = partial(CODES.finding, code, value=share, unit="share", threshold=limit, evidence=evidence)
     part = "" if rows >= total else f" The first {rows:,} of {total:,} training rows were read."
     part += _AUGMENTED if facts.get("reading") == "augmented" else ""
     same = [name for name, each in splits.items() if each.get("same")]
@@ -164,11 +161,8 @@ def leakage(facts: Facts) -> Finding:
     )
     chance = by_chance(facts, rows)
     # more rows than the limit allows, by more than chance; near ones come by chance themselves
-    allowed = (
-        (found["exact"], LEAKED_SHARE),
-        (found["exact"] + found["near"], LEAKED_SHARE + found.get("by_chance", 0.0)),
-    )
-    if chance or not any(p < 1 and stats.binom.sf(n - 1, found["rows"], p) < ALPHA for n, p in allowed):
+    allowed = ((found["exact"], limit), (found["exact"] + found["near"], limit + found.get("by_chance", 0.0)))
+    if chance or not any(p < 1 and stats.binom.sf(n - 1, found["rows"], p) < alpha for n, p in allowed):
         why = "rows of so few distinct values agree by chance" if chance else "too few to matter"
         none = f"No row of {' or '.join(splits)} is in the training split ({'exact and near' if overlap['near'] else 'exact'} duplicates)"
         return say("ok", f"{said}: {why}.{part}" if share else f"{none}.{part}")

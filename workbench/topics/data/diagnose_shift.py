@@ -29,9 +29,6 @@ _CHANCE, _MOVED = 1e-4, 0.15
 _CLEAR_Z = 6.0
 """Deviations of chance by which the targets of validation can be told from their inputs (as in `_relation`)."""
 _SAME_CONSTANTS = "Prepare both splits by the same code and with the same constants, taken from the training split."
-CHANCE = 0.05  # of finding as much where there is nothing, over all tests
-NEIGHBOUR_Z = 8.0  # deviations of chance by which the target of the next row is found instead
-FEW_ROWS = 100  # on which finding nothing says nothing (rule of thumb)
 
 
 def train_validation_shift(facts: Facts, gap: Gap | None, *, alpha: float, small: float, large: float) -> Finding:
@@ -211,8 +208,16 @@ def _scores(facts: Facts) -> str:
     return f"{what} {max(found['score'].values()):.2g} within training, {found['carried']['score']:.2g} carried over, {max(found['own']['score'].values()):.2g} within validation"
 
 
-def no_signal(facts: Facts, trained: Facts | None) -> Finding:
-    """Judge whether the targets depend on the inputs at all; only a training that finds nothing either makes it an alarm."""
+def no_signal(
+    facts: Facts, trained: Facts | None, *, chance: float = 0.05, neighbour_z: float = 8.0, few_rows: int = 100
+) -> Finding:
+    """Judge whether the targets depend on the inputs at all; only a training that finds nothing either makes it an alarm.
+
+    Args:
+        chance: of finding as much where there is nothing, over all tests.
+        neighbour_z: deviations of chance by which the target of the next row is found instead.
+        few_rows: on which finding nothing says nothing (rule of thumb).
+    """
     found, code = facts.get("yardsticks") or {"reason": "they were not fitted"}, "data.no_signal"
     if found.get("constant"):
         return CODES.finding(
@@ -221,11 +226,11 @@ def no_signal(facts: Facts, trained: Facts | None) -> Finding:
         )  # fmt: skip
     if "reason" in found:
         return CODES.finding(code, "ok", f"Does not apply: {found['reason']}.")
-    z, limit = max(found["z"].values()), float(stats.norm.isf(CHANCE / found["tests"]))
+    z, limit = max(found["z"].values()), float(stats.norm.isf(chance / found["tests"]))
     say = partial(CODES.finding, code, value=z, unit="deviations of chance", threshold=limit, evidence=dict(found))
     beside = {row: float(found.get(name) or 0.0) for name, row in (("next", "after"), ("before", "before"))}
     row = max(beside, key=lambda name: beside[name])
-    if z < limit and beside[row] >= NEIGHBOUR_Z:
+    if z < limit and beside[row] >= neighbour_z:
         return say(
             "fail", f"Inputs do not predict their own target, but that of the row {row} it: inputs and targets are shifted by a row.",
             advice=("Pair each input with its own target: look for a header, a dropped row, or a lag that was applied to one of the two.",),
@@ -234,11 +239,11 @@ def no_signal(facts: Facts, trained: Facts | None) -> Finding:
     said = f"{what} {found['score']['linear']:.2g} of a linear model and {found['score']['neighbours']:.2g} of nearest neighbours on rows left out, {found['chance']:.2g} by chance"
     if z >= limit:
         return say("ok", f"The targets can be predicted from the inputs: {said}.")
-    if found["rows"] < FEW_ROWS:
+    if found["rows"] < few_rows:
         return say("ok", f"{found['rows']} examples are too few to tell whether inputs predict targets: {said}.")
     nothing = f"Neither a linear model nor nearest neighbours can predict the targets from the inputs ({said})"
     own = found.get("own") or {}
-    if "z" in own and own["rows"] >= FEW_ROWS and max(own["z"].values()) >= _CLEAR_Z:
+    if "z" in own and own["rows"] >= few_rows and max(own["z"].values()) >= _CLEAR_Z:
         return say(
             "fail", f"{nothing}, though those of validation can be ({what} {max(own['score'].values()):.2g}): the targets of training do not belong to their inputs.",
             advice=("Look at how inputs and targets of training are put together: is one of the two shuffled, or joined by the wrong key?",),

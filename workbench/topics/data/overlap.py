@@ -41,22 +41,28 @@ LARGEST = 1e100  # numbers beyond it are as good as infinite: their squares woul
 ROWS = 20_000  # training rows that neighbours are looked for among, at most: 4 s for rows of 15 columns that depend on nothing
 CLUMPS = 1000  # of these, whose own neighbours tell what comes by chance, at most
 _EQUAL = 1e-9  # distance of rows that are equal but for rounding, in scaled columns
-TOLERANCE = 0.1  # root mean square difference of two standardised rows that still counts as near (rule of thumb)
 
 
 def find_overlap(
-    train: Any, others: Mapping[str, Any], *, near: bool = True, memory_mb: float = 256.0, max_rows: int | None = None
+    train: Any,
+    others: Mapping[str, Any],
+    *,
+    near: bool = True,
+    tolerance: float = 0.1,
+    memory_mb: float = 256.0,
+    max_rows: int | None = None,
 ) -> dict[str, Any]:
     """Return JSON facts on which rows of `others` are in `train` too.
 
     Exact: equal inputs, by a hash of 64 bits. Near: numbers that agree after each row is standardised by its own mean and deviation, to a
-    distance of `TOLERANCE` deviations (the same picture brighter, in other units, with a little noise); text that agrees
+    distance of `tolerance` deviations (the same picture brighter, in other units, with a little noise); text that agrees
     without case, white space and punctuation. Not found: what was shifted, cropped, mirrored, resized, or said in other
     words; near integers (tokens) and near rows of different sizes. Near rows that are no closer than unrelated ones come by chance do
     not count (`closer_than_chance`); in rows of fewer than 16 values they are looked for by column, among their neighbours
     (`narrow_copies`), where the training split has no more than 20,000 rows.
 
     Args:
+        tolerance: root mean square difference of two standardised rows that still counts as near (rule of thumb).
         memory_mb: of the blocks that are in memory at a time, in units of 1e6 bytes; hashes take 40 bytes a row beyond that.
 
     Returns:
@@ -67,7 +73,9 @@ def find_overlap(
     """
     if not memory_mb > 0:
         raise ConfigError(f"memory_mb={memory_mb!r} must be above 0: the size of the blocks that are read at a time.")
-    search = _Search(train, others, near=near, size=memory_mb / 8, most=max_rows)
+    if not 0 < tolerance < 1:
+        raise ConfigError(f"tolerance={tolerance!r} must lie between 0 and 1; unrelated rows differ by 1.4.")
+    search = _Search(train, others, near=near, tolerance=tolerance, size=memory_mb / 8, most=max_rows)
     ours, hashed = search.ours, {name: search.hashed(data, name) for name, data in others.items()}
     found = {name: search.find(name, others[name], mine) for name, mine in hashed.items()}
     repeated = {name: repeats(mine.exact, mine.labels) for name, mine in {"train": ours, **hashed}.items()}
@@ -89,8 +97,10 @@ class _Hashed(NamedTuple):
 class _Search:
     """A training split, and how other splits are looked for in it."""
 
-    def __init__(self, train: Any, others: Mapping[str, Any], *, near: bool, size: float, most: int | None) -> None:
-        self.train, self.size, self.most = train, size, most
+    def __init__(
+        self, train: Any, others: Mapping[str, Any], *, near: bool, tolerance: float, size: float, most: int | None
+    ) -> None:
+        self.train, self.tolerance, self.size, self.most = train, tolerance, size, most
         self.view: Any = np.asarray
         first, *rest = (self._peeked(data) for data in (train, *others.values()))
         if any(rows.shape[1:] != first.shape[1:] for rows in rest if len(rows)):  # those of objects have one axis
@@ -147,8 +157,8 @@ class _Search:
                 places = _first(self.ours.near[:, k], mine.near[:, k])
                 asked = np.flatnonzero((places >= 0) & (found < 0))
                 apart = self._apart(name, data, asked, places[asked])
-                hits = asked[apart <= TOLERANCE]
-                found[hits], distance[hits] = places[hits], apart[apart <= TOLERANCE]
+                hits = asked[apart <= self.tolerance]
+                found[hits], distance[hits] = places[hits], apart[apart <= self.tolerance]
         asked = np.flatnonzero(~equal & (found >= 0) if self.wide else ~equal)
         checked = asked[np.linspace(0, len(asked) - 1, min(len(asked), CONFIRMED)).astype(int)]
         if len(asked) and self.wide and self.background.inputs is not None:

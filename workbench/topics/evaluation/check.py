@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from workbench.checks import check_integer
 from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError, nearest
 from workbench.findings.diagnosis import Diagnosis
-from workbench.topics.evaluation.diagnose import diagnose_evaluation_cases
+from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_cases
 from workbench.train.batches import to_device
 from workbench.train.evaluation import eval_mode, evaluate, values_each
 from workbench.train.example_values import ONE_A_BATCH, Dependence, batch_dependence, first_items, one_loss_a_batch
@@ -42,6 +42,7 @@ def check_evaluation(
     examples: int = 103,
     batch_sizes: Sequence[int] = (1, 10, 103, 128),
     hosts: Sequence[int] = (),
+    tolerance: float = TOLERANCE,
 ) -> Diagnosis:
     """Tell whether an evaluation function gives each example its weight and counts each once, and if not, which fault it has.
 
@@ -56,6 +57,7 @@ def check_evaluation(
         metric: "loss" or a name of the workload's metrics; a loss shows more than an accuracy, which has two values.
         examples: at most so many, and fewer where otherwise no batch of some size would be short.
         hosts: numbers of hosts to play.
+        tolerance: two values are the same within this share of the spread of the examples' values (rule of thumb).
 
     Returns:
         `evaluation.weighting` and `evaluation.coverage`; the cases, with the bias found and the bias predicted, are evidence.
@@ -68,7 +70,7 @@ def check_evaluation(
     facts = collect_cases(
         evaluate, workload, model=model, metric=metric, split=split, examples=examples, batch_sizes=batch_sizes, hosts=hosts
     )  # fmt: skip
-    return diagnose_evaluation_cases(facts, workload=workload.name)
+    return diagnose_evaluation_cases(facts, workload=workload.name, tolerance=tolerance)
 
 
 def collect_own_evaluation(workload: Workload, device: torch.device, *, examples: int = 32) -> dict[str, Any]:

@@ -41,41 +41,57 @@ _ADVICE = {
 """The faults of weighting, and what to do."""
 Floats = NDArray[np.float64]
 Facts = Mapping[str, Any]
-# after the initial one, for retrospective selection to have something to choose from (rule of thumb)
-MIN_EVALUATIONS = 5
-MAX_TIME_FRAC = 0.3  # share of a trial's time that evaluation may take (rule of thumb)
-MIN_SECONDS = 5.0  # a trial that evaluates for less than this in all is not told to save time (rule of thumb)
 
 
-def diagnose_evaluation(record: RecordLike, *, offline_split: str | None = None) -> Diagnosis:
+def diagnose_evaluation(
+    record: RecordLike,
+    *,
+    min_evaluations: int = 5,
+    max_time_frac: float = 0.3,
+    min_seconds: float = 5.0,
+    offline_split: str | None = None,
+    min_correlation: float = 0.8,
+    min_checkpoints: int = 8,
+    confidence: float = 0.95,
+    resolution: float = 0.02,
+    tolerance: float = TOLERANCE,
+) -> Diagnosis:
     """Judge how a study evaluates while it trains.
 
     Args:
         record: a study; what it says of its first trial of the baseline's config, or else of its first trial.
+        min_evaluations: after the initial one, for retrospective selection to have something to choose from (rule of thumb).
+        max_time_frac: share of a trial's time that evaluation may take (rule of thumb).
+        min_seconds: a trial that evaluates for less than this in all is not told to save time (rule of thumb).
         offline_split: whose offline rows the periodic ones are held against; None is the split that selection compares.
+        min_correlation: Spearman's correlation that a proxy should have with the offline metric (rule of thumb).
+        min_checkpoints: fewer say nothing (rule of thumb).
+        resolution: checkpoints whose metric differs by less than this share of its range over the run are as good as equal: on a
+            plateau the ranks are noise, whatever the proxy (rule of thumb).
 
     Returns:
         `evaluation.interval`, `.batch_size`, `.weighting`, `.coverage`, `.bad_proxy`, once each.
     """
     missing = why_missing(record.facts, "evaluation", NOBODY_LOOKED)
     proxy = judge_proxy(
-        record, offline_split=offline_split,
+        record, offline_split=offline_split, min_correlation=min_correlation, min_checkpoints=min_checkpoints,
+        confidence=confidence, resolution=resolution,
     )  # fmt: skip
-    findings = _interval(record), _batch_size(record)
-    return Diagnosis.of(record, [*findings, *_judge_cases(record.facts.get("evaluation"), missing), proxy])
+    findings = _interval(record, min_evaluations, max_time_frac, min_seconds), _batch_size(record)
+    return Diagnosis.of(record, [*findings, *_judge_cases(record.facts.get("evaluation"), tolerance, missing), proxy])
 
 
-def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None) -> Diagnosis:
+def diagnose_evaluation_cases(facts: Facts, *, workload: str | None = None, tolerance: float = TOLERANCE) -> Diagnosis:
     """Judge what `collect_cases` saw of an evaluation function: `evaluation.weighting` and `evaluation.coverage`.
 
     A case is one call: the value that came back, and which examples the model saw in which batches. Each known fault predicts a value
     from the values of the examples; the first prediction that is right names the fault, with its exact bias. Two values are the same
-    within the share `TOLERANCE` of the spread of the examples' values (rule of thumb).
+    within the share `tolerance` of the spread of the examples' values (rule of thumb).
     """
-    return Diagnosis(findings=_judge_cases(facts, f"Not measured: {NOBODY_LOOKED}."), workload=workload)
+    return Diagnosis(findings=_judge_cases(facts, tolerance, f"Not measured: {NOBODY_LOOKED}."), workload=workload)
 
 
-def _interval(record: RecordLike) -> Finding:
+def _interval(record: RecordLike, min_evaluations: int, max_time_frac: float, min_seconds: float) -> Finding:
     code, trials, evals = "evaluation.interval", record.trials, record.evals
     rows = evals if evals.empty or not len(trials) else periodic_rows(evals)
     there = trials[trials["trial"].isin(rows["trial"])] if len(trials) and len(rows) else trials[:0]
@@ -91,14 +107,14 @@ def _interval(record: RecordLike) -> Finding:
     share = seconds / whole if whole > 0 else math.nan
     count = int((steps > 0).sum())
     evidence: dict[str, Any] = {"trial": int(trial["trial"]), "steps": steps[:50].tolist()}
-    numbers = {"value": float(count), "unit": "evaluations", "threshold": float(MIN_EVALUATIONS), "evidence": evidence}
+    numbers = {"value": float(count), "unit": "evaluations", "threshold": float(min_evaluations), "evidence": evidence}
     if len(gaps) and gaps.min() != gaps.max():
         said = f"Evaluations are {gaps.min()} to {gaps.max()} steps apart: not every fixed number of steps."
         fix = "Evaluate every fixed number of steps, never of seconds: a pause of the machine then moves no point of the curve."
-    elif count < MIN_EVALUATIONS and trial["state"] == "complete":
+    elif count < min_evaluations and trial["state"] == "complete":
         said = f"{count} evaluations after the initial one leave retrospective selection little to choose from."
-        fix = f"Set eval_every_steps so that a run has at least {MIN_EVALUATIONS} evaluations; None makes ten."
-    elif share > MAX_TIME_FRAC and seconds > MIN_SECONDS:
+        fix = f"Set eval_every_steps so that a run has at least {min_evaluations} evaluations; None makes ten."
+    elif share > max_time_frac and seconds > min_seconds:
         evidence |= {"evaluation_seconds": seconds, "trial_seconds": whole, "time_frac": share}
         said = f"Evaluation takes {share:.0%} of the trial's time."
         fix = "Evaluate less often, or on a named subset (periodic_subset), and check the subset by evaluate_offline."
@@ -154,7 +170,7 @@ def _predicted(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]
     return found
 
 
-def _judge_cases(facts: Facts | None, missing: str) -> tuple[Finding, Finding]:
+def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[Finding, Finding]:
     """Return `evaluation.weighting` and `evaluation.coverage`; `missing` is what is said where there are no facts."""
     if facts and "unseen" in facts:
         missing = f"Not measured: {facts['unseen']}."
@@ -165,7 +181,7 @@ def _judge_cases(facts: Facts | None, missing: str) -> tuple[Finding, Finding]:
         return weighting, coverage
     values, weights = (np.asarray(facts[name], dtype=np.float64) for name in ("values", "weights"))
     spread, metric = float(values.max() - values.min()), facts["metric"]
-    allowed = (SHORT if facts.get("short_digits") else 1.0) * TOLERANCE
+    allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
     allowed *= max(spread, float(np.abs(values).max()) * 1e-2)
     padded = zip(facts["cases"], _pads(facts, values), strict=True)
     cases = _cases(

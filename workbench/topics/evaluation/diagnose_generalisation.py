@@ -22,15 +22,6 @@ HARM = 0.1
 """Share of what was learned that does not hold on validation, from which on a difference between the splits is put down to it."""
 _SURE = 3.0  # standard errors
 _LEAST = 0.1  # of the initial loss, that has to be learned for a gap to mean anything (rule of thumb)
-BROKEN = 0.25  # of what was learned in training mode, the share that evaluation mode may lose on training examples (rule of thumb)
-RISE = 0.25  # of what was learned, the share by which the validation loss may rise from its best to its last (rule of thumb)
-LOST = 0.5  # share of what was learned that does not hold on validation at the end, from which on such a rise is overfitting (rule of thumb)
-CARRIED = 0.1  # share of what was learned that has to hold on validation at its best, for training to mean anything (rule of thumb)
-HIDDEN = 0.5  # share of what was learned that training mode may hide on training examples; dropout of one half hides about a tenth (rule of thumb)
-LEAST = 0.75  # share of the better yardstick's skill that the model has to have (rule of thumb). Skill is what a score has above chance
-LEARNED_FRAC = 0.5  # share below which it is a failure (rule of thumb)
-SKILL = 0.2  # of the better yardstick, from which on it says something (rule of thumb)
-SES = 4.0  # standard errors of the model's score by which it has to fall short
 
 
 class Gap(NamedTuple):
@@ -78,8 +69,26 @@ def gap_of(facts: Mapping[str, Any], *, at: str = "last") -> Gap | None:
     )  # fmt: skip
 
 
-def diagnose_generalisation_gap(record: Audited) -> Diagnosis:
-    """Say how far validation is from training in evaluation mode, and whether a mode itself or overfitting makes the gap."""
+def diagnose_generalisation_gap(
+    record: Audited,
+    *,
+    broken: float = 0.25,
+    rise: float = 0.25,
+    lost: float = 0.5,
+    carried: float = 0.1,
+    hidden: float = 0.5,
+) -> Diagnosis:
+    """Say how far validation is from training in evaluation mode, and whether a mode itself or overfitting makes the gap.
+
+    Args:
+        broken: of what was learned in training mode, the share that evaluation mode may lose on training examples (rule of thumb).
+        rise: of what was learned, the share by which the validation loss may rise from its best to its last (rule of thumb).
+        lost: share of what was learned that does not hold on validation at the end, from which on such a rise is overfitting (rule
+            of thumb).
+        carried: share of what was learned that has to hold on validation at its best, for training to mean anything (rule of thumb).
+        hidden: share of what was learned that training mode may hide on training examples; dropout of one half hides about a tenth (rule
+            of thumb).
+    """
     facts = record.facts
     found = facts.get("generalisation") or {}
     if "last" not in found:
@@ -92,17 +101,17 @@ def diagnose_generalisation_gap(record: Audited) -> Diagnosis:
     now, mode, start = found["last"]["train"], found["training_mode"], _start(facts)
     both = f"On training examples the loss is {now['loss']:.3g} in evaluation mode, and {mode['loss']:.3g} in training mode at the end of the run"
     in_training, noise = _lost_from(mode, now, start), _lost_from(now, mode, start)
-    if in_training is not None and in_training >= BROKEN:
+    if in_training is not None and in_training >= broken:
         return judged(
             "fail", f"{both}: evaluation measures another model.",
             "Look at what differs in evaluation mode: batch norm's running statistics, dropout that is kept or scaled, code under `if self.training`.",
-            "Look at what differs for the data: a transform that only one of the two gets.", value=in_training, threshold=BROKEN,
+            "Look at what differs for the data: a transform that only one of the two gets.", value=in_training, threshold=broken,
         )  # fmt: skip
-    if noise is not None and HIDDEN <= noise < math.inf:
+    if noise is not None and hidden <= noise < math.inf:
         return judged(
             "warn", f"{both}: what training mode adds hides {noise:.0%} of what was learned.",
             "Use less dropout: p is the share that is dropped, not kept. Without dropout, look at batch norm with small batches and at code under "
-            "`if self.training`.", value=noise, threshold=HIDDEN,
+            "`if self.training`.", value=noise, threshold=hidden,
         )  # fmt: skip
     gap, best = gap_of(facts), gap_of(facts, at="selected")
     if gap is None or start is None:
@@ -110,15 +119,15 @@ def diagnose_generalisation_gap(record: Audited) -> Diagnosis:
     how = found.get("how", "both in evaluation mode")
     said = f"Loss {gap.validation:.3g} on validation and {gap.train:.3g} on training examples, {how}"
     held, learned = found["selected"]["validation"]["loss"], start - gap.train
-    judged = partial(judged, value=gap.share, threshold=LOST)
-    if gap.share >= 1 - CARRIED and gap.z >= _SURE and not (_finite(held) and start - held >= CARRIED * learned):
+    judged = partial(judged, value=gap.share, threshold=lost)
+    if gap.share >= 1 - carried and gap.z >= _SURE and not (_finite(held) and start - held >= carried * learned):
         return judged(
             "fail", f"{said}: next to nothing of what is learned holds on validation, at no checkpoint.",
             "Compare the two splits: inputs, targets, and the code that prepares each.",
             "If they are alike, the model memorises: more examples, augmentation, weight decay, a smaller model.",
         )  # fmt: skip
     risen = (gap.validation - held) / learned if _finite(held) else 0.0
-    if gap.share >= LOST and gap.z >= _SURE and risen >= RISE:
+    if gap.share >= lost and gap.z >= _SURE and risen >= rise:
         earlier = "" if best is None else f", and {best.validation:.3g} at step {found['selected']['step']:,}"
         fix = "Take the selected checkpoint; then more examples, augmentation, weight decay or dropout, or fewer steps."
         return judged("warn", f"{said}{earlier}: the run overfits in its later part.", fix)
@@ -162,10 +171,18 @@ def _finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def diagnose_underfit(record: Audited) -> Diagnosis:
+def diagnose_underfit(
+    record: Audited, *, least: float = 0.75, broken: float = 0.5, skill: float = 0.2, ses: float = 4.0
+) -> Diagnosis:
     """Hold the baseline against yardsticks that need no training, by accuracy or correlation on training examples.
 
     The yardsticks predict rows that they were not fitted to, the model examples that it was trained on: it has every advantage.
+
+    Args:
+        least: share of the better yardstick's skill that the model has to have (rule of thumb). Skill is what a score has above chance.
+        broken: share below which it is a failure (rule of thumb).
+        skill: of the better yardstick, from which on it says something (rule of thumb).
+        ses: standard errors of the model's score by which it has to fall short.
     """
     facts = record.facts
     trained, sticks = facts.get("generalisation") or {}, (facts.get("data") or {}).get("yardsticks") or {}
@@ -183,17 +200,17 @@ def diagnose_underfit(record: Audited) -> Diagnosis:
     # a correlation without its sign: the output may be a distance, or a score that is better where it is low
     theirs, model = float(sticks["score"][name]), max(models, key=lambda m: abs(float(m["score"])))
     ours, chance, what = abs(float(model["score"])), sticks["chance"], "correlation" if sticks["classes"] is None else "accuracy"  # fmt: skip
-    high = ours + SES * math.sqrt(max(ours * (1 - ours), 1 / model["examples"]) / model["examples"])
-    needed = chance + LEAST * (theirs - chance)
+    high = ours + ses * math.sqrt(max(ours * (1 - ours), 1 / model["examples"]) / model["examples"])
+    needed = chance + least * (theirs - chance)
     who = {"linear": "a linear model", "neighbours": "nearest neighbours"}[name]
     said = f"{what} {ours:.2g} on {model['examples']:,} training examples, {theirs:.2g} of {who} on rows left out of its fit"
     numbers: dict[str, Any] = {
         "value": ours, "unit": what, "threshold": needed,
         "evidence": {"trained": dict(model), "yardsticks": sticks["score"], "chance": chance},
     }  # fmt: skip
-    if theirs - chance < SKILL or high >= needed:
+    if theirs - chance < skill or high >= needed:
         return judged("ok", f"The trained model keeps up: {said}.", **numbers)
-    far = high < chance + LEARNED_FRAC * (theirs - chance)
+    far = high < chance + broken * (theirs - chance)
     return judged(
         "fail" if far else "warn", f"The trained model is {'far ' if far else ''}behind {who}: {said}.",
         "Something keeps this model from using its inputs: look for dropout that drops what it should keep (p is the share that is "

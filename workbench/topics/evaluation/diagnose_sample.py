@@ -11,8 +11,6 @@ from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.topics.evaluation.sample_size import (
-    FALSE_ALARM,
-    POWER,
     SizeBounds,
     detectable_difference,
     evaluation_sizes,
@@ -28,14 +26,21 @@ _SKEW, _SMALL, _COUNTS = CODES
 _BY_CLASS = ("recall", "precision", "f1", "sensitivity", "balanced")
 """Metrics that rest on the examples of single classes have one of these words in their name."""
 Facts = Mapping[str, Any]
-SKEW_FALSE_ALARM = 0.01  # how often a sample drawn at random is called skewed, at most (rule of thumb)
-LEARNED_FRAC = 0.25  # without a smallest difference of interest, the set should show this share of what training improves the metric by (rule of thumb: a set that cannot show a quarter of it tells little but that there is learning)
-ONE_EXAMPLE = 0.05  # a class is rare where one example more moves its recall by at least this (P3.7: 0.05, one of 20)
-COMPARISONS = 100  # models that are compared on the set, for the gap that choosing the best of them leaves (P3.5)
-MATERIAL_FRAC = 0.05  # a decision by less than this share of what training gains needs no more examples (rule of thumb)
 
 
-def diagnose_evaluation_sample(record: RecordLike | Facts, *, adopted: bool = False) -> Diagnosis:
+def diagnose_evaluation_sample(
+    record: RecordLike | Facts,
+    *,
+    skew_false_alarm: float = 0.01,
+    false_alarm: float = 0.05,
+    power: float = 0.8,
+    learned_frac: float = 0.25,
+    one_example: float = 0.05,
+    comparisons: int = 100,
+    min_examples: int = MIN_EXAMPLES,
+    material_frac: float = 0.05,
+    adopted: bool = False,
+) -> Diagnosis:
     """Judge the set that periodic evaluation reads: skew, size, and the counts behind its rare classes.
 
     A set that is small warns where something rests on it: a study was asked about its size, it is too small for anything, or a
@@ -43,6 +48,15 @@ def diagnose_evaluation_sample(record: RecordLike | Facts, *, adopted: bool = Fa
 
     Args:
         record: a study with "evaluation_sample" in its facts (`EvaluationSampleStudy`, `diagnose`), or these facts.
+        skew_false_alarm: how often a sample drawn at random is called skewed, at most (rule of thumb).
+        false_alarm: how often two equal models are called different (rule of thumb: 5 %, as is common).
+        power: how often the smallest difference that is called detectable is found (rule of thumb: 80 %, as is common).
+        learned_frac: without a smallest difference of interest, the set should show this share of what training improves
+            the metric by (rule of thumb: a set that cannot show a quarter of it tells little but that there is learning).
+        one_example: a class is rare where one example more moves its recall by at least this (P3.7: 0.05, one of 20).
+        comparisons: models that are compared on the set, for the gap that choosing the best of them leaves (P3.5).
+        min_examples: fewer are too few in any case: they do not even show how far two models differ by chance (rule of thumb).
+        material_frac: a decision by less than this share of what training gains needs no more examples (rule of thumb).
         adopted: whether the measured pair of models decided something: then the set has to tell those two apart.
 
     Returns:
@@ -59,11 +73,18 @@ def diagnose_evaluation_sample(record: RecordLike | Facts, *, adopted: bool = Fa
         )
         reason = why_missing(known, "evaluation_sample", otherwise)
         return Diagnosis(findings=tuple(CODES.finding(code, "not_measured", reason) for code in CODES), **about)
-    small = _too_small(facts, adopted=adopted) if how_models_differ(facts) else _one_model(facts, size_bounds(facts))
-    return Diagnosis(findings=(_skew(facts), small, _minority(facts)), **about)
+    level = {"false_alarm": false_alarm, "power": power}
+    if how_models_differ(facts):
+        small = _too_small(
+            facts, level, learned_frac=learned_frac, comparisons=comparisons, min_examples=min_examples,
+            material_frac=material_frac, adopted=adopted,
+        )  # fmt: skip
+    else:
+        small = _one_model(facts, size_bounds(facts, **level), min_examples)
+    return Diagnosis(findings=(_skew(facts, skew_false_alarm), small, _minority(facts, one_example)), **about)
 
 
-def _skew(facts: Facts) -> Finding:
+def _skew(facts: Facts, false_alarm: float) -> Finding:
     skew = facts.get("skew")
     if skew is None:
         said = f"Every evaluation reads all {facts['examples']} examples of the {facts['split']} set: no sample of it can be skewed."
@@ -78,13 +99,13 @@ def _skew(facts: Facts) -> Finding:
         reason = "; ".join(str(test.get("reason")) for test in left_out) or "there is nothing to compare by"
         return CODES.not_measured(_SKEW, reason, evidence=evidence)
     of, worst, p = f"{skew['size']} of {skew['of']} examples", tests[0], float(tests[0]["p_adjusted"])
-    numbers: dict[str, Any] = {"value": p, "unit": "p", "threshold": SKEW_FALSE_ALARM, "evidence": evidence}
+    numbers: dict[str, Any] = {"value": p, "unit": "p", "threshold": false_alarm, "evidence": evidence}
     metric, kinds = "", [test["kind"] for test in tests]
     if "metric" in kinds:
         test = tests[kinds.index("metric")]
         interval = f"95 % interval of the difference {test['low']:+.3g} to {test['high']:+.3g}"
         metric = f"; {test['name']} is {test['sample']:.4g}, on all examples {test['full']:.4g} ({interval})"
-    if p >= SKEW_FALSE_ALARM:
+    if p >= false_alarm:
         shown = ["classes"] * ("class" in kinds) + [f"{kinds.count('feature')} features"] * ("feature" in kinds)
         said = f" in {' and '.join(sorted(shown))}" if shown else ""
         return CODES.finding(_SKEW, "ok", f"The {of} are like the rest{said}{metric}.", **numbers)
@@ -103,11 +124,14 @@ def _skew(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _too_small(facts: Facts, *, adopted: bool) -> Finding:
-    asked, pair, bounds = facts.get("asked") or {}, facts["pair"], size_bounds(facts)
+def _too_small(
+    facts: Facts, level: dict[str, float], *, learned_frac: float, comparisons: int, min_examples: int, material_frac: float,
+    adopted: bool,
+) -> Finding:  # fmt: skip
+    asked, pair, bounds = facts.get("asked") or {}, facts["pair"], size_bounds(facts, **level)
     metric, learned = str(facts["metric"]), pair.get("learned")
     n = int((facts.get("sample") or {}).get("size") or bounds.proposed or bounds.available)
-    row = evaluation_sizes(facts, [n], comparisons=COMPARISONS).iloc[0]
+    row = evaluation_sizes(facts, [n], comparisons=comparisons, **level).iloc[0]
     numbers = {name: float(row[name]) for name in ("detectable", "unpaired", "seconds", "selection_gap")}
     shows_from = numbers["detectable"]
     shows = f"{n} examples show a difference of {_short(shows_from)} in {metric}"
@@ -116,12 +140,12 @@ def _too_small(facts: Facts, *, adopted: bool) -> Finding:
         wanted, what = float(asked["smallest_difference"]), "asked for"
     elif adopted and pair.get("difference") is not None:  # it was seen already: no chance of these examples is enough
         wanted, what = abs(float(pair["difference"])), "what was decided by"
-        sd, false_alarm = float(pair["difference_sd"]), FALSE_ALARM
+        sd, false_alarm = float(pair["difference_sd"]), level["false_alarm"]
         shows_from = detectable_difference(n, sd=sd, false_alarm=false_alarm, power=0.5)
         tell = f"{n} examples tell these two models apart where their {metric} differs by {_short(shows_from)} or more"
         said = f"{tell}; the decision was by {_short(wanted)}."
     elif learned is not None and learned > 0:
-        wanted, what = LEARNED_FRAC * float(learned), f"{LEARNED_FRAC:.0%} of what training gains"
+        wanted, what = learned_frac * float(learned), f"{learned_frac:.0%} of what training gains"
         said = f"{shows}; {_short(wanted)} would be {what}."
     enough = wanted is None or shows_from <= wanted * (1 + 1e-9)
     if bounds.reason:
@@ -132,13 +156,13 @@ def _too_small(facts: Facts, *, adopted: bool) -> Finding:
     elif what == "asked for":
         cost = f", within {asked['budget_s']:g} s an evaluation" if asked.get("budget_s") is not None else ""
         said = f"{shows}{cost}: sizes from {bounds.smallest} to {bounds.largest or bounds.available} keep both bounds."
-    evidence = bounds._asdict() | numbers | {
-        "false_alarm": FALSE_ALARM, "power": POWER, "size": n, "comparisons": COMPARISONS, "pair": dict(pair), "threshold_is": what, "shows_from": shows_from,
+    evidence = bounds._asdict() | numbers | level | {
+        "size": n, "comparisons": comparisons, "pair": dict(pair), "threshold_is": what, "shows_from": shows_from,
     }  # fmt: skip
     known: dict[str, Any] = {"value": shows_from, "unit": metric, "threshold": wanted, "evidence": evidence}
-    matters = what == "what was decided by" and (wanted or 0.0) >= MATERIAL_FRAC * (learned or 0.0)
+    matters = what == "what was decided by" and (wanted or 0.0) >= material_frac * (learned or 0.0)
     enough = enough or not (asked or matters)
-    if enough and n < MIN_EXAMPLES and not facts.get("is_train"):
+    if enough and n < min_examples and not facts.get("is_train"):
         few = "1 example does" if n == 1 else f"{n} examples do"
         said = f"{few} not show how far two models differ by chance, so no difference on them is to be trusted."
         enough = False
@@ -147,9 +171,9 @@ def _too_small(facts: Facts, *, adopted: bool) -> Finding:
     return CODES.finding(_SMALL, "warn", said, advice=_advice(bounds, asked), **known)
 
 
-def _one_model(facts: Facts, bounds: SizeBounds) -> Finding:
+def _one_model(facts: Facts, bounds: SizeBounds, min_examples: int) -> Finding:
     said = f"No size does: {bounds.reason}."
-    if not bounds.reason and facts["examples"] < MIN_EXAMPLES and not facts.get("is_train"):
+    if not bounds.reason and facts["examples"] < min_examples and not facts.get("is_train"):
         said = f"{facts['examples']} examples are too few for any comparison of two models to be trusted."
     elif not bounds.reason:
         usual = (
@@ -177,8 +201,8 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "no size"
 
 
-def _minority(facts: Facts) -> Finding:
-    rows, fewest = facts.get("classes"), 1 / ONE_EXAMPLE
+def _minority(facts: Facts, one_example: float) -> Finding:
+    rows, fewest = facts.get("classes"), 1 / one_example
     asked = facts.get("asked") or any(word in str(facts["metric"]).lower() for word in _BY_CLASS)
     if not rows and not asked:
         return CODES.finding(_COUNTS, "ok", "Does not apply: no result rests on the counts of single classes.")

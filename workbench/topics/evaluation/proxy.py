@@ -21,10 +21,6 @@ OVERLAP = 35 / 18
 By Bartlett's formula the variance of a correlation of two such series is 1 + 2 (4/9 + 1/36) times that of independent points.
 """
 Floats = NDArray[np.float64]
-MIN_CORRELATION = 0.8  # Spearman's correlation that a proxy should have with the offline metric (rule of thumb)
-MIN_CHECKPOINTS = 8  # fewer say nothing (rule of thumb)
-CONFIDENCE = 0.95
-RESOLUTION = 0.02  # checkpoints whose metric differs by less than this share of its range over the run are as good as equal: on a plateau the ranks are noise, whatever the proxy (rule of thumb)
 
 
 class RankCorrelation(NamedTuple):
@@ -54,7 +50,7 @@ def rank_correlation(one: Floats, other: Floats, *, confidence: float = 0.95) ->
 
 
 def trend_free_correlation(
-    steps: Floats, one: Floats, other: Floats, *, trials: Sequence[int] | None = None
+    steps: Floats, one: Floats, other: Floats, *, trials: Sequence[int] | None = None, confidence: float = 0.95
 ) -> RankCorrelation:
     """Correlate how far each point lies from the line through its neighbours in the same trial, the rank of the step held fixed.
 
@@ -80,7 +76,7 @@ def trend_free_correlation(
         (_, both, first), (_, _, second), _ = np.corrcoef(ranks)
         left = (1 - first**2) * (1 - second**2)
         value = float((both - first * second) / math.sqrt(left)) if left > 1e-9 else math.nan
-    return _with_interval(value, points / OVERLAP - 4, CONFIDENCE, points)
+    return _with_interval(value, points / OVERLAP - 4, confidence, points)
 
 
 def _beside_neighbours(steps: Floats, values: Floats) -> Floats:
@@ -104,7 +100,10 @@ def paired_checkpoints(record: RecordLike, *, offline_split: str | None = None) 
     return pairs.drop_duplicates(keys).sort_values(keys, ignore_index=True)
 
 
-def judge_proxy(record: RecordLike, *, offline_split: str | None) -> Finding:
+def judge_proxy(
+    record: RecordLike, *, offline_split: str | None, min_correlation: float, min_checkpoints: int, confidence: float,
+    resolution: float,
+) -> Finding:  # fmt: skip
     """Return `evaluation.bad_proxy`; the thresholds are those of `diagnose_evaluation`."""
     code, (split, metric), sign = (
         "evaluation.bad_proxy",
@@ -114,49 +113,49 @@ def judge_proxy(record: RecordLike, *, offline_split: str | None) -> Finding:
     pairs, part = paired_checkpoints(record, offline_split=offline_split), _subset(record, split)
     proxy = f"{split}/{metric}" + (f" on {part['id']} ({part['size']} of {part['of']} examples)" if part else "")
     evidence: dict[str, Any] = {"proxy": proxy, "subset": part, "checkpoints": len(pairs)}
-    known: dict[str, Any] = {"unit": "rank correlation", "threshold": MIN_CORRELATION, "evidence": evidence}
+    known: dict[str, Any] = {"unit": "rank correlation", "threshold": min_correlation, "evidence": evidence}
     if pairs.empty and part is None and not record.evals.empty:
         said = f"Periodic evaluation uses the whole {split} split: there is no proxy."
         return CODES.finding(code, "ok", said, **known)
-    if len(pairs) < MIN_CHECKPOINTS:
-        said = f"{len(pairs)} checkpoints have both a periodic and an offline {metric}, {MIN_CHECKPOINTS} are needed"
+    if len(pairs) < min_checkpoints:
+        said = f"{len(pairs)} checkpoints have both a periodic and an offline {metric}, {min_checkpoints} are needed"
         advice = ["Keep more checkpoints (keep_best), then call evaluate_offline."]
         return CODES.not_measured(code, said, advice=advice, **known)
     periodic, offline = (pairs[name].to_numpy(dtype=np.float64) for name in ("periodic", "offline"))
-    found = rank_correlation(periodic, offline, confidence=CONFIDENCE)
+    found = rank_correlation(periodic, offline, confidence=confidence)
     if not math.isfinite(found.value):
         said = f"the periodic or the offline {metric} is constant, or not finite, over {len(pairs)} checkpoints"
         return CODES.not_measured(code, said, **known)
     best, chosen, late = int(np.nanargmin(sign * offline)), int(np.nanargmin(sign * periodic)), len(pairs) // 2
     steps = pairs["step"].to_numpy(dtype=np.float64)
-    beside = trend_free_correlation(steps, periodic, offline, trials=pairs["trial"].tolist())
+    beside = trend_free_correlation(steps, periodic, offline, trials=pairs["trial"].tolist(), confidence=confidence)
     evidence |= {
-        "low": found.low, "high": found.high, "confidence": CONFIDENCE,
+        "low": found.low, "high": found.high, "confidence": confidence,
         "late_correlation": rank_correlation(periodic[late:], offline[late:]).value,
         "chosen_step": int(pairs["step"][chosen]), "best_step": int(pairs["step"][best]),
         "regret": float(sign * (offline[chosen] - offline[best])),
         "trend_free": beside.value, "trend_free_low": beside.low,
-        "coarse_correlation": rank_correlation(_coarse(periodic), _coarse(offline)).value,
+        "coarse_correlation": rank_correlation(_coarse(periodic, resolution), _coarse(offline, resolution)).value,
     }  # fmt: skip
     known["value"] = found.value
     shown = f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
     said = f"Over {found.points} checkpoints {proxy} and the offline metric have the rank correlation {shown}"
-    if found.value >= MIN_CORRELATION and beside.low > 0:
+    if found.value >= min_correlation and beside.low > 0:
         said = f"{said}, and {beside.value:.2f} (from {beside.low:.2f}) beside the trend that both follow."
         return CODES.finding(code, "ok", said, **known)
-    if found.value >= MIN_CORRELATION:
+    if found.value >= min_correlation:
         left = f"{beside.value:.2f} is left of it, which may be chance with {beside.points} points"
         left = "nothing is left of it" if math.isnan(beside.value) else left
         return CODES.not_measured(
             code, f"o{said[1:]}, but any two curves that fall have: without the trend that both follow {left}", **known,
             advice=["Keep more checkpoints, and train until the metric levels off: only there does the proxy choose."],
         )  # fmt: skip
-    small = RESOLUTION * float(np.ptp(offline[np.isfinite(offline)]))
-    if evidence["coarse_correlation"] >= MIN_CORRELATION and evidence["regret"] <= small:
+    small = resolution * float(np.ptp(offline[np.isfinite(offline)]))
+    if evidence["coarse_correlation"] >= min_correlation and evidence["regret"] <= small:
         said = f"{said}; those that it orders otherwise differ by less than {small:.2g}."
         return CODES.finding(code, "ok", said, **known)
-    if found.high >= MIN_CORRELATION:
-        said = f"o{said[1:]}, too few to tell it from {MIN_CORRELATION:g}"
+    if found.high >= min_correlation:
+        said = f"o{said[1:]}, too few to tell it from {min_correlation:g}"
         return CODES.not_measured(code, said, advice=["Keep more checkpoints."], **known)
     regret = evidence["regret"]
     cost = f"; the checkpoint that it picks is {regret:.3g} worse offline than the best" if regret > 0 else ""
@@ -166,10 +165,10 @@ def judge_proxy(record: RecordLike, *, offline_split: str | None) -> Finding:
     )  # fmt: skip
 
 
-def _coarse(values: Floats) -> Floats:
+def _coarse(values: Floats, resolution: float) -> Floats:
     """Return the values in units of a share of their range: what differs by less is mostly a tie."""
     finite = values[np.isfinite(values)]
-    coarse: Floats = np.round((values - finite.min()) / (RESOLUTION * (float(np.ptp(finite)) or 1.0)))
+    coarse: Floats = np.round((values - finite.min()) / (resolution * (float(np.ptp(finite)) or 1.0)))
     return coarse
 
 

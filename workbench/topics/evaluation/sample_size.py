@@ -26,8 +26,6 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.errors import ConfigError
 
 Facts = Mapping[str, Any]
-FALSE_ALARM = 0.05  # how often two equal models are called different (rule of thumb: 5 %, as is common)
-POWER = 0.8  # how often the smallest difference that is called detectable is found (rule of thumb: 80 %, as is common)
 
 
 def detectable_difference(
@@ -38,8 +36,8 @@ def detectable_difference(
     sd: float | None = None,
     label_noise: float = 0.0,
     classes: int = 2,
-    false_alarm: float = FALSE_ALARM,
-    power: float = POWER,
+    false_alarm: float = 0.05,
+    power: float = 0.8,
 ) -> float:
     """Return the smallest true difference that a test on `n` examples finds with the given power, in the metric's unit (P3.4).
 
@@ -84,8 +82,8 @@ def examples_needed(
     sd: float | None = None,
     label_noise: float = 0.0,
     classes: int = 2,
-    false_alarm: float = FALSE_ALARM,
-    power: float = POWER,
+    false_alarm: float = 0.05,
+    power: float = 0.8,
 ) -> int:
     """Return how many examples show a true `difference`: the inverse of `detectable_difference`, rounded up (P3.4).
 
@@ -178,14 +176,14 @@ def how_models_differ(facts: Facts) -> dict[str, Any]:
     return {}
 
 
-def size_bounds(facts: Facts) -> SizeBounds:
+def size_bounds(facts: Facts, *, false_alarm: float = 0.05, power: float = 0.8) -> SizeBounds:
     """Return both bounds and the size to take, by the "evaluation_sample" of a study: examples, asked, timing, pair, num_classes."""
     available, asked, timing = int(facts["examples"]), facts.get("asked") or {}, facts.get("timing")
     budget, difference = asked.get("budget_s"), asked.get("smallest_difference")
     largest = _largest_within(budget, timing, available) if budget is not None and timing else None
     differ, smallest = how_models_differ(facts), None
     if difference is not None and differ:
-        smallest = examples_needed(difference, **differ, **_noise(facts))
+        smallest = examples_needed(difference, **differ, **_noise(facts), false_alarm=false_alarm, power=power)
     allowed, reason = available if largest is None else largest, None
     if timing and largest == 0:
         batch = min(int(timing["batch_size"]), available)
@@ -203,7 +201,12 @@ _COLUMNS = ["examples", "seconds", "detectable", "unpaired", "selection_gap", "a
 
 
 def evaluation_sizes(
-    record: RecordLike | Facts, sizes: Sequence[int] | None = None, *, comparisons: int = 100
+    record: RecordLike | Facts,
+    sizes: Sequence[int] | None = None,
+    *,
+    comparisons: int = 100,
+    false_alarm: float = 0.05,
+    power: float = 0.8,
 ) -> pd.DataFrame:
     """Return for sizes of the sample what an evaluation costs and shows (P3.3, P3.4, P3.5).
 
@@ -224,7 +227,8 @@ def evaluation_sizes(
     available, timing, pair = int(facts["examples"]), facts.get("timing"), facts.get("pair") or {}
     budget = (facts.get("asked") or {}).get("budget_s")
     grid = sizes or sorted({*(round(v) for v in np.geomspace(min(10, available), 10 * available, 31)), available})
-    noise, differ = _noise(facts), how_models_differ(facts)
+    level: dict[str, Any] = {"false_alarm": false_alarm, "power": power, **_noise(facts)}
+    differ = how_models_differ(facts)
     own = differ.get("sd", math.nan) / math.sqrt(2)
     if (
         "disagreement" in differ
@@ -234,8 +238,8 @@ def evaluation_sizes(
     rows = [
         {
             "examples": n, "seconds": _evaluation_seconds(n, timing) if timing else math.nan,
-            "detectable": detectable_difference(n, **differ, **noise) if differ else math.nan,
-            "unpaired": math.nan if alone is None else detectable_difference(n, accuracy=alone, **noise),
+            "detectable": detectable_difference(n, **differ, **level) if differ else math.nan,
+            "unpaired": math.nan if alone is None else detectable_difference(n, accuracy=alone, **level),
             "selection_gap": math.nan if math.isnan(own) else selection_gap(n, comparisons, sd=own), "available": n <= available,
             "affordable": budget is None or not timing or n <= _largest_within(float(budget), timing, max(n, available)),
         }

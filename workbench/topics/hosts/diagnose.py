@@ -23,14 +23,23 @@ AREAS = {
     "sharding": ("sharding",),
 }
 """The five places where training on many ranks goes wrong (P7.1); clipping, stragglers and wrapping concern the update itself."""
-LARGE_SHIFT = 1.0  # of batch norm's running statistics between ranks, in standard deviations of the channel, from which harm is taken for granted: a channel moves by as much as it varies (rule of thumb)
 
 
-def diagnose_hosts(record: Audited) -> Diagnosis:
+def diagnose_hosts(
+    record: Audited, *, straggler_ratio: float = 1.5, straggler_share: float = 0.75, min_steps: int = 16,
+    content_share: float = 0.02, large_shift: float = 1.0,
+) -> Diagnosis:  # fmt: skip
     """Judge what was seen on every rank of a training.
 
     Args:
         record: a study of `HostsStudy`, or what `audit_hosts` and `audit_script` return; its facts hold "hosts".
+        straggler_ratio: busy time of a rank over the others' in the same step, from which it makes them wait (rule of thumb).
+        straggler_share: of the steps in which it has to do so: slow in most of them, not in some (rule of thumb).
+        min_steps: timed steps below which no rank is called slow (rule of thumb).
+        content_share: of examples that may be alike on two ranks where only their contents can be compared: data repeat
+            themselves (rule of thumb).
+        large_shift: of batch norm's running statistics between ranks, in standard deviations of the channel, from which harm
+            is taken for granted: a channel moves by as much as it varies (rule of thumb).
 
     Returns:
         `hosts.init_seed`, `.data_seed`, `.set_epoch`, `.sharding`, `.writers`, `.checkpoint_writers`, `.evaluation`, `.buffers`,
@@ -43,14 +52,14 @@ def diagnose_hosts(record: Audited) -> Diagnosis:
         alone = len(ranks) > 1 and not any(r["initialised"] for r in ranks)
         unseen = [CODES.not_measured(code, reason) for code in CODES]
         return Diagnosis.of(record, [*unseen[:-1], not_wrapped(ranks)] if alone else unseen)
-    merged = buffers(ranks, large_shift=LARGE_SHIFT)
+    merged = buffers(ranks, large_shift=large_shift)
     one_machine = len({r["host"] for r in ranks}) == 1 and ranks[0]["cores"]
     cores = int(ranks[0]["cores"]) if one_machine else None
     findings = (
-        init_seed(ranks), data_seed(ranks), set_epoch(ranks), sharding(ranks),
+        init_seed(ranks), data_seed(ranks), set_epoch(ranks), sharding(ranks, content_share=content_share),
         writers(ranks, facts.get("printed") or {}), _written("hosts.checkpoint_writers", ranks, "checkpoint", "checkpoint"),
         evaluation(ranks, merged=merged.status == "ok"), merged, clip(ranks),
-        straggler(ranks, cores=cores), not_wrapped(ranks),
+        straggler(ranks, ratio=straggler_ratio, share=straggler_share, min_steps=min_steps, cores=cores), not_wrapped(ranks),
     )  # fmt: skip
     return Diagnosis.of(record, findings)
 

@@ -11,7 +11,6 @@ from workbench.findings.finding import Finding
 from workbench.topics.hosts.diagnose_update import CODES, Ranks, Row, evaluation_passes, named, training_passes
 
 FIRST = 8  # indices shown of each rank
-CONTENT_SHARE = 0.02  # of examples that may be alike on two ranks where only their contents can be compared: data repeat themselves (rule of thumb)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ def training_shards(ranks: Ranks) -> list[Shards]:
     return [_shards(dict(zip(names, one, strict=True)), augmented=augmented) for one in zip(*passes, strict=False)]
 
 
-def sharding(ranks: Ranks) -> Finding:
+def sharding(ranks: Ranks, *, content_share: float) -> Finding:
     """Judge whether the ranks' shares of the training data are disjoint and complete (P7.4)."""
     code, shares = "hosts.sharding", training_shards(ranks)
     if not shares:
@@ -105,7 +104,7 @@ def sharding(ranks: Ranks) -> Finding:
         return CODES.not_measured(code, "examples are drawn with replacement, so there are no shares")
     worst = max(found, key=lambda shards: len(shards.twice))
     twice, seen, padding = len(worst.twice), max(1, len(worst.holders)), len(ranks) - 1
-    allowed = padding if worst.by == "index" else max(padding, int(CONTENT_SHARE * seen))
+    allowed = padding if worst.by == "index" else max(padding, int(content_share * seen))
     evidence: dict[str, Any] = {
         "examples": {rank: len(set(examples)) for rank, examples in worst.examples.items()}, "on_several_hosts": twice,
         "union": len(worst.holders), "size": worst.size, "compared_by": worst.by,

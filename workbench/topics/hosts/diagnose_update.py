@@ -17,10 +17,6 @@ CODES = Codes({
 Row = Mapping[str, Any]
 Ranks = Sequence[Row]  # the facts of every rank
 Key = tuple[int, int]  # step and optimizer of an update
-# busy time of a rank over the others' in the same step, from which it makes them wait (rule of thumb)
-STRAGGLER_RATIO = 1.5
-STRAGGLER_SHARE = 0.75  # of the steps in which it has to do so: slow in most of them, not in some (rule of thumb)
-MIN_STEPS = 16  # timed steps below which no rank is called slow (rule of thumb)
 
 
 def named(ranks: Iterable[int]) -> str:
@@ -172,20 +168,20 @@ def _limits(pairs: Sequence[tuple[str, float | None]]) -> str:
     return ", ".join(f"{what.get(by, 'the norm')} at {limit:g}" for by, limit in pairs if limit is not None)
 
 
-def straggler(ranks: Ranks, *, cores: int | None) -> Finding:
+def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores: int | None) -> Finding:
     """Judge whether one rank makes the others wait: in how many steps it is busy so much longer than they are in the same step."""
     code = "hosts.straggler"
     busy = {r["rank"]: np.asarray(r["times"]["busy_s"], dtype=np.float64) for r in ranks}
     if _local_gradients(ranks):
         return CODES.finding(code, "ok", "No rank waits for another: their gradients are not averaged.")
     steps = min((len(times) for times in busy.values()), default=0)
-    if len(busy) < 2 or steps < MIN_STEPS:
-        return CODES.not_measured(code, f"{steps} timed steps on {len(busy)} ranks; {MIN_STEPS} on 2 are needed")
+    if len(busy) < 2 or steps < min_steps:
+        return CODES.not_measured(code, f"{steps} timed steps on {len(busy)} ranks; {min_steps} on 2 are needed")
     table, names = np.stack([times[:steps] for times in busy.values()]), list(busy)
     if not np.isfinite(table).all():
         return CODES.not_measured(code, "some times are no numbers")
     others = np.stack([np.median(np.delete(table, k, axis=0), axis=0) for k in range(len(names))])
-    late = ((table >= STRAGGLER_RATIO * others) & (table > others)).mean(axis=1)
+    late = ((table >= ratio * others) & (table > others)).mean(axis=1)
     medians = np.median(table, axis=1)
     worst = max(range(len(names)), key=lambda k: (late[k], medians[k]))
     found = float(late[worst])
@@ -194,12 +190,12 @@ def straggler(ranks: Ranks, *, cores: int | None) -> Finding:
         shared = f" {len(ranks)} ranks share {cores} cores here, so the times are not those of {len(ranks)} machines."
     evidence = {
         "busy_s": dict(zip(names, medians.tolist(), strict=True)), "late_share": dict(zip(names, late.tolist(), strict=True)),
-        "ratio": STRAGGLER_RATIO, "steps": steps, "cores": cores,
+        "ratio": ratio, "steps": steps, "cores": cores,
         "step_s": {r["rank"]: float(np.median(r["times"]["step_s"])) for r in ranks},
     }  # fmt: skip
-    say = partial(CODES.finding, code, value=found, unit="share of steps", threshold=STRAGGLER_SHARE, evidence=evidence)
-    often = f"busy {STRAGGLER_RATIO:g} times as long as they are, or longer"
-    if found >= STRAGGLER_SHARE:
+    say = partial(CODES.finding, code, value=found, unit="share of steps", threshold=share, evidence=evidence)
+    often = f"busy {ratio:g} times as long as they are, or longer"
+    if found >= share:
         medianly = f"median {1e3 * medians[worst]:.3g} ms against {1e3 * np.median(others[worst]):.3g} ms"
         said = (
             f"The others wait for rank {names[worst]}: in {found:.0%} of the steps it is {often} ({medianly}).{shared}"
@@ -209,11 +205,9 @@ def straggler(ranks: Ranks, *, cores: int | None) -> Finding:
             "Every step lasts as long as that of the slowest rank.",
         )
         return say("warn", said, advice=advice)
-    most = f": in no step is one busy {STRAGGLER_RATIO:g} times as long as they are."
+    most = f": in no step is one busy {ratio:g} times as long as they are."
     if found:
-        most = (
-            f". Rank {names[worst]} is {often}, in {found:.0%} of the steps; a straggler is in {STRAGGLER_SHARE:.0%}."
-        )
+        most = f". Rank {names[worst]} is {often}, in {found:.0%} of the steps; a straggler is in {share:.0%}."
     return say("ok", f"No rank makes the others wait{most}{shared}")
 
 

@@ -23,22 +23,25 @@ CODES = Codes({
 })  # fmt: skip
 BLOCKS = 10
 """Stretches of a trial; the median of their shares is the trial's, so that one stall of the machine is no verdict."""
-WARN_SHARE = 0.1  # of a step that may be waited for data without an alarm (TraceML; the TensorFlow profiler has 0.05)
-HIGH_SHARE = 0.2  # from which that is called much (both of them)
-LEAST_WAIT_S = 1e-3  # below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb)
-BUSY_SHARE = 0.2  # of processor time that other programs may have before a wait for batches that are ready is blamed on them (rule of thumb)
-UNUSED_SHARE = 0.05  # of a batch's bytes that may be carried along unread (rule of thumb)
-LEAST_UNUSED_BYTES = 4096  # of a batch, below which unread bytes are no alarm: an index or a file name costs nothing (rule of thumb: a page of memory)
-SYNC_SHARE = 0.5  # of the steps that may fetch a number from the device (rule of thumb: every second one)
-LEAST_TOTAL_S = 10.0  # below which all waits of a run of the workload's own length are no alarm: nobody gains by mending them (rule of thumb)
-LEAST_STEPS = 20  # of a trial, to say anything (rule of thumb)
 
 
-def diagnose_input_pipeline(record: Audited) -> Diagnosis:
+def diagnose_input_pipeline(
+    record: Audited, *, warn_share: float = 0.1, high_share: float = 0.2, least_wait_s: float = 1e-3, busy_share: float = 0.2,
+    unused_share: float = 0.05, least_unused_bytes: float = 4096, sync_share: float = 0.5,
+) -> Diagnosis:  # fmt: skip
     """Judge the facts that were collected about an input pipeline.
 
     Args:
         record: a study whose facts hold "input_pipeline", or what `audit_input` returns.
+        warn_share: of a step that may be waited for data without an alarm (TraceML; the TensorFlow profiler has 0.05).
+        high_share: from which that is called much (both of them).
+        least_wait_s: below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb).
+        busy_share: of processor time that other programs may have before a wait for batches that are ready is blamed on them
+            (rule of thumb).
+        unused_share: of a batch's bytes that may be carried along unread (rule of thumb).
+        least_unused_bytes: of a batch, below which unread bytes are no alarm: an index or a file name costs nothing (rule of
+            thumb: a page of memory).
+        sync_share: of the steps that may fetch a number from the device (rule of thumb: every second one).
 
     Returns:
         `input.bound`, `input.unused_features`, `input.sync_every_step`, `input.example_count` and `data.worker_rng`, once each.
@@ -52,19 +55,19 @@ def diagnose_input_pipeline(record: Audited) -> Diagnosis:
         reason = "the input pipeline was not timed; `workbench input` and `wb.input.audit` do that"
         return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
     limits = {
-        "warn_share": WARN_SHARE,
-        "high_share": HIGH_SHARE,
-        "least_wait_s": LEAST_WAIT_S,
-        "busy_limit": BUSY_SHARE,
+        "warn_share": warn_share,
+        "high_share": high_share,
+        "least_wait_s": least_wait_s,
+        "busy_limit": busy_share,
     }
     findings = [
-        bound_finding(Pipeline(facts), **limits), _unused(facts), _syncs(facts),
+        bound_finding(Pipeline(facts), **limits), _unused(facts, unused_share, least_unused_bytes), _syncs(facts, sync_share),
         _count(facts), _draws(facts),
     ]  # fmt: skip
     return Diagnosis.of(record, findings)
 
 
-def _unused(facts: Facts) -> Finding:
+def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
     """Judge the bytes per example at the stages that could be looked at: item, batch, moved to the device, read by the step."""
     code, reads = "input.unused_features", facts.get("reads")
     examples = facts["loader"].get("examples_per_batch") or 1.0
@@ -80,13 +83,13 @@ def _unused(facts: Facts) -> Finding:
     total, wasted = sum(reads["bytes"].values()), sum(unread.values())
     share = wasted / total if total else 0.0
     evidence = {"bytes_per_example": stages, "unread": unread, "read": reads["read"]}
-    say = partial(CODES.finding, code, value=share, unit="of the bytes", threshold=UNUSED_SHARE, evidence=evidence)
+    say = partial(CODES.finding, code, value=share, unit="of the bytes", threshold=limit, evidence=evidence)
     listed = ", ".join(f"{_bytes(value)} {name}" for name, value in stages.items()) + " an example"
     if not unread:
         return say("ok", f"The step reads all of a batch: {listed}.")
     names = ", ".join(sorted(unread, key=lambda path: -unread[path])[:4])
     said = f"The step never reads {names}: {share:.1%} of a batch's bytes ({listed})"
-    if share < UNUSED_SHARE or wasted < LEAST_UNUSED_BYTES:
+    if share < limit or wasted < least_bytes:
         return say("ok", f"{said}, too few to matter.")
     fix = f"Leave {names} out where items are made, in the dataset's __getitem__, or when the data are stored."
     return say("warn", f"{said}.", advice=(fix,))
@@ -97,13 +100,13 @@ def _bytes(value: float) -> str:
     return next(units, f"{value:.0f} B")
 
 
-def _syncs(facts: Facts) -> Finding:
+def _syncs(facts: Facts, limit: float) -> Finding:
     code, found = "input.sync_every_step", facts.get("syncs")
     if not found:
         return CODES.not_measured(code, "no step of your own was given")
     share = found["share"]
-    say = partial(CODES.finding, code, value=share, unit="of the steps", threshold=SYNC_SHARE, evidence=dict(found))
-    if share < SYNC_SHARE:
+    say = partial(CODES.finding, code, value=share, unit="of the steps", threshold=limit, evidence=dict(found))
+    if share < limit:
         often = "No step fetches" if not share else f"{share:.0%} of the steps fetch"
         return say("ok", f"{often} a number from the device.")
     places = ", ".join(list(found["places"])[:3])
@@ -175,11 +178,25 @@ def _count(facts: Facts) -> Finding:
     return say("ok", repeated or f"An epoch gives {given or 0:,} {what}, as often as asked.")
 
 
-def diagnose_input_share(record: RecordLike) -> Diagnosis:
+def diagnose_input_share(
+    record: RecordLike,
+    *,
+    warn_share: float = 0.1,
+    least_wait_s: float = 1e-3,
+    least_total_s: float = 10.0,
+    least_steps: int = 20,
+) -> Diagnosis:
     """Return the one code `input.bound` of any study, from the trials that had their batches for themselves.
 
     Trials that train together share each batch, and their steps are as long as all of them together: what one of them would
     wait for cannot be told from that. The first step is left out: whatever is opened or started, is so there.
+
+    Args:
+        warn_share: of a step that may be waited for data (TraceML; the TensorFlow profiler has 0.05).
+        least_wait_s: below which no wait is an alarm: some dozen items in memory take that much on a busy processor (rule of thumb).
+        least_total_s: below which all waits of a run of the workload's own length are no alarm: nobody gains by mending them (rule
+            of thumb).
+        least_steps: of a trial, to say anything (rule of thumb).
     """
     code, steps = "input.bound", record.steps
     if not {"trial", "data_wait_s", "step_time_s"} <= set(steps.columns):
@@ -192,19 +209,19 @@ def diagnose_input_share(record: RecordLike) -> Diagnosis:
     if isinstance(lanes, pd.DataFrame) and "lanes" in lanes:
         together = set(lanes.loc[lanes["lanes"] > 1, "trial"])
         alone = [t for t in alone if t not in together]
-    shares = {t: found for t in alone if (found := _share(steps[steps["trial"] == t])) is not None}
+    shares = {t: found for t in alone if (found := _share(steps[steps["trial"] == t], least_steps)) is not None}
     if not shares:
-        reason = f"no trial of at least {LEAST_STEPS} steps has finite times"
+        reason = f"no trial of at least {least_steps} steps has finite times"
         if len(record.trials) > 0 and not alone:
             reason = "all trials trained together, and share the loading of each batch; `workbench input` measures it"
         return Diagnosis.of(record, [CODES.not_measured(code, reason)])
     share, wait_s, step_s = (float(value) for value in np.median(list(shares.values()), axis=0))
     evidence = {"trials": list(shares), "wait_s": wait_s, "step_s": step_s}
-    say = partial(CODES.finding, code, value=share, unit="of the step", threshold=WARN_SHARE, evidence=evidence)
+    say = partial(CODES.finding, code, value=share, unit="of the step", threshold=warn_share, evidence=evidence)
     said = f"{share:.0%} of a step waits for data ({wait_s * 1e3:.3g} of {step_s * 1e3:.3g} ms)"
     own = record.facts.get("own_config") or record.config
-    if share < WARN_SHARE or wait_s < LEAST_WAIT_S or wait_s * int(own.get("total_steps") or 0) < LEAST_TOTAL_S:
-        few = "" if share < WARN_SHARE else ": too little time to matter"
+    if share < warn_share or wait_s < least_wait_s or wait_s * int(own.get("total_steps") or 0) < least_total_s:
+        few = "" if share < warn_share else ": too little time to matter"
         return Diagnosis.of(record, [say("ok", f"{said}{few}.")])
     advice = (
         f"See where the time goes, and what would help: workbench input {record.workload}.",
@@ -213,13 +230,13 @@ def diagnose_input_share(record: RecordLike) -> Diagnosis:
     return Diagnosis.of(record, [say("warn", f"{said}.", advice=advice)])
 
 
-def _share(rows: pd.DataFrame) -> tuple[float, float, float] | None:
+def _share(rows: pd.DataFrame, least_steps: int) -> tuple[float, float, float] | None:
     """Return (share, wait_s, step_s) of one trial, None where it cannot be told."""
     rows = rows.sort_values("step").iloc[1:]
     wait, step = (rows[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in ("data_wait_s", "step_time_s"))
     known = np.isfinite(wait) & np.isfinite(step) & (step > 0)
     wait, step = wait[known], step[known]
-    if len(wait) < LEAST_STEPS - 1:
+    if len(wait) < least_steps - 1:
         return None
     blocks = [(w.sum() / s.sum(), w.mean(), s.mean()) for w, s in zip(np.array_split(wait, BLOCKS), np.array_split(step, BLOCKS), strict=True)]  # fmt: skip
     share, wait_s, step_s = np.median(np.array(blocks), axis=0)

@@ -26,25 +26,43 @@ CODES = Codes({**ORDER_CODES, **SCHEDULE_CODES, **OWN_CODES, **DATA_CODES, **LOS
 _OF_PARAMETERS = ("loop.no_gradient", "loop.no_grad_mode", "loop.unowned_parameters", "loop.no_update", "loop.optimizer_mismatch")  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
-LEAST_UPDATES = 5  # below which nothing is said of what repeats (rule of thumb)
-# share of the backward passes that may be made in evaluation mode (rule of thumb: a first check of a model)
-EVAL_SHARE = 0.1
-REPEATED_SHARE = 0.5  # share of updates in a row that may see the very same examples (rule of thumb)
-CREEP_SHARE = 0.2  # growth of the process's memory over the later half of the updates, as a share of its size, that is steady and still no alarm (rule of thumb)
-CREEP_BYTES = 32e6  # the same in bytes (rule of thumb); both have to be passed
-CREEP_GRAPHS = 5  # graphs of past losses that may be held at once, besides those of two updates (rule of thumb: lists of a few terms)
-GRAPH_GROWTH = 1.5  # times its first size to which a graph that is kept may grow (rule of thumb)
-DECAY_TOTAL = 0.1  # shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth)
-LEAST_LR = 0.1  # share of the largest learning rate that an update has to have for its parameters to be judged by it (rule of thumb)
-# share of a model's parameters that may be frozen as they were drawn, as random features (rule of thumb)
-FROZEN_FRAC = 0.05
 
 
-def diagnose_loop(record: RecordLike) -> Diagnosis:
+def diagnose_loop(
+    record: RecordLike,
+    *,
+    least_updates: int = 5,
+    eval_share: float = 0.1,
+    repeated_share: float = 0.5,
+    creep_share: float = 0.2,
+    creep_bytes: float = 32e6,
+    creep_graphs: int = 5,
+    graph_growth: float = 1.5,
+    decay_total: float = 0.1,
+    floor_share: float = 0.01,
+    conversion_share: float = 0.1,
+    least_lr: float = 0.1,
+    frozen_frac: float = 0.05,
+    most_dropped: float = MOST_DROPPED,
+) -> Diagnosis:
     """Judge what was seen of a loop.
 
     Args:
         record: a study whose facts hold "loop".
+        least_updates: below which nothing is said of what repeats (rule of thumb).
+        eval_share: share of the backward passes that may be made in evaluation mode (rule of thumb: a first check of a model).
+        repeated_share: share of updates in a row that may see the very same examples (rule of thumb).
+        creep_share: growth of the process's memory over the later half of the updates, as a share of its size, that is steady and
+            still no alarm (rule of thumb).
+        creep_bytes: the same in bytes (rule of thumb); both have to be passed.
+        creep_graphs: graphs of past losses that may be held at once, besides those of two updates (rule of thumb: lists of a few terms).
+        graph_growth: times its first size to which a graph that is kept may grow (rule of thumb).
+        decay_total: shrinking of norms and biases by decoupled weight decay, over the run, that is no alarm (rule of thumb: a tenth).
+        floor_share: constant part of the loss, or passes in which it lies at a bound, as a share of the loss or of the passes (rule of thumb).
+        conversion_share: share of the time of an update that conversions of one line may take that could be left out (rule of thumb).
+        least_lr: share of the largest learning rate that an update has to have for its parameters to be judged by it (rule of thumb).
+        frozen_frac: share of a model's parameters that may be frozen as they were drawn, as random features (rule of thumb).
+        most_dropped: see `MOST_DROPPED`.
 
     Returns:
         Each code of `CODES` once, with the line of the person's own file where one is to blame.
@@ -59,24 +77,24 @@ def diagnose_loop(record: RecordLike) -> Diagnosis:
         return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
     facts = facts_of(facts)
     judges: list[tuple[Iterable[str], Callable[[], Finding | Iterable[Finding]]]] = [
-        (ORDER_CODES, lambda: order_findings(facts, least_updates=LEAST_UPDATES)),
+        (ORDER_CODES, lambda: order_findings(facts, least_updates=least_updates)),
         (SCHEDULE_CODES, lambda: schedule_findings(facts)),
-        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], _not_evaluated(record, facts))),
-        (["loop.eval_mode_in_training"], lambda: _eval_mode(facts)),
+        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], least_lr, _not_evaluated(record, facts))),
+        (["loop.eval_mode_in_training"], lambda: _eval_mode(facts, eval_share)),
         (["loop.train_mode_in_eval"], lambda: _train_mode(facts)),
-        (["loop.repeated_batch"], lambda: _repeated(facts)),
-        (["loop.memory_creep"], lambda: _creep(facts)),
-        (["loop.decayed_norms"], lambda: _decayed(record, facts["parameters"])),
+        (["loop.repeated_batch"], lambda: _repeated(facts, repeated_share, least_updates)),
+        (["loop.memory_creep"], lambda: _creep(facts, creep_share, creep_bytes, creep_graphs)),
+        (["loop.decayed_norms"], lambda: _decayed(record, facts["parameters"], decay_total)),
         (
             ["loop.frozen_random"],
-            lambda: frozen(facts["parameters"]["asleep"], max(facts["parameters"]["numbers"], 1), FROZEN_FRAC),
+            lambda: frozen(facts["parameters"]["asleep"], max(facts["parameters"]["numbers"], 1), frozen_frac),
         ),
-        (["loop.retained_graph"], lambda: _retained(facts)),
+        (["loop.retained_graph"], lambda: _retained(facts, graph_growth)),
     ]
     findings = [
         *(finding for codes, judge in judges for finding in where_known(CODES, codes, judge)),
-        *data_findings(record, facts, least_updates=LEAST_UPDATES),
-        *loss_findings(record, facts, most_dropped=MOST_DROPPED),
+        *data_findings(record, facts, conversion_share=conversion_share, least_updates=least_updates),
+        *loss_findings(record, facts, floor_share=floor_share, most_dropped=most_dropped),
     ]
     if lost := facts.get("lost"):
         reason = f"{', '.join(lost)} could not be determined for this loop, an error in this package"
@@ -119,7 +137,7 @@ def _not_evaluated(record: RecordLike, facts: Facts, *, least: int = 5, learns: 
     )  # fmt: skip
 
 
-def _parameters(facts: Facts, unseen: Finding | None) -> list[Finding]:
+def _parameters(facts: Facts, least_lr: float, unseen: Finding | None) -> list[Finding]:
     silent, unowned, still = facts["without_gradient"], facts["unowned"], _unchanged(facts)
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
     if not facts["looks"]:
@@ -150,7 +168,7 @@ def _parameters(facts: Facts, unseen: Finding | None) -> list[Finding]:
         ])  # fmt: skip
     else:
         owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
-    update = unseen or _update(facts, still, none=none)
+    update = unseen or _update(facts, still, least_lr, none=none)
     strange = facts["strangers_without_gradient"]
     say = partial(OWN_CODES.finding, "loop.optimizer_mismatch", value=float(strange), unit="parameters")
     if not facts["named"]:
@@ -175,7 +193,7 @@ def _no_grad_mode(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _update(facts: Facts, still: list[str], *, none: bool) -> Finding:
+def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> Finding:
     say = _of(still, "loop.no_update")
     update = say("ok", "Every parameter that was looked at is changed by its updates.")
     if (lost := _overwritten(facts.get("kept"))) is not None:
@@ -183,7 +201,7 @@ def _update(facts: Facts, still: list[str], *, none: bool) -> Finding:
     if facts["moves"] < 2:
         few = f"it takes 2 updates that are looked at before and after, and the run has {facts['moves']}"
         update = OWN_CODES.not_measured("loop.no_update", few)
-    elif still and facts.get("moved_at", 1.0) < LEAST_LR:  # of a warmup in epochs: rounding swallows such updates
+    elif still and facts.get("moved_at", 1.0) < least_lr:  # of a warmup in epochs: rounding swallows such updates
         small = f"the updates that were looked at have {facts['moved_at']:.2g} times the largest learning rate"
         update = OWN_CODES.not_measured("loop.no_update", small)
     elif still and not none:
@@ -217,9 +235,9 @@ def _overwritten(
     return None
 
 
-def _eval_mode(facts: Facts) -> Finding:
+def _eval_mode(facts: Facts, share: float) -> Finding:
     models = [m for m in facts["modes"]["models"] if m["trained"]]
-    wrong = [m for m in models if m["trained_in_eval"] > max(EVAL_SHARE * m["trained"], 1)]
+    wrong = [m for m in models if m["trained_in_eval"] > max(share * m["trained"], 1)]
     say: Say = partial(OWN_CODES.finding, "loop.eval_mode_in_training", evidence={"models": models})
     if not models:
         return OWN_CODES.not_measured("loop.eval_mode_in_training", "no forward pass of the model was seen")
@@ -232,7 +250,7 @@ def _eval_mode(facts: Facts) -> Finding:
     return say(
         "fail", f"{worst['model']} is in evaluation mode in {part:.0%} of its backward passes{at(worst['lines'], 'eval')}, which changes "
         f"the outputs of {named(worst['depends_on_mode'])}.",
-        value=part, unit="share of backward passes", threshold=EVAL_SHARE, advice=["Call model.train() at the start of every epoch, after every evaluation."],
+        value=part, unit="share of backward passes", threshold=share, advice=["Call model.train() at the start of every epoch, after every evaluation."],
     )  # fmt: skip
 
 
@@ -264,22 +282,22 @@ def _train_mode(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _repeated(facts: Facts) -> Finding:
+def _repeated(facts: Facts, share: float, least: int) -> Finding:
     found = facts["loaders"]
     evidence = {k: found[k] for k in ("compared", "same", "distinct", "loaders", "seeded")}
     say: Say = partial(OWN_CODES.finding, "loop.repeated_batch", evidence=evidence)
-    if found["compared"] < LEAST_UPDATES:
-        few = f"it takes {LEAST_UPDATES} updates on dense inputs, and the run has {found['compared']}"
+    if found["compared"] < least:
+        few = f"it takes {least} updates on dense inputs, and the run has {found['compared']}"
         return OWN_CODES.not_measured("loop.repeated_batch", few)
     part = found["same"] / found["compared"]
     longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["trained"]]
-    if part <= REPEATED_SHARE:
+    if part <= share:
         return say("ok", "Successive updates see different examples.", value=part)
     line, seeds = next(iter(found["seeded"]), ("", 0))
-    if not longer and seeds > REPEATED_SHARE * found["compared"]:
+    if not longer and seeds > share * found["compared"]:
         return say(
             "fail", f"{part:.0%} of the updates see the very same examples as the one before: a generator is seeded anew before each{at({'seed': line}, 'seed')}.",
-            value=part, unit="share of updates", threshold=REPEATED_SHARE, advice=["Seed the generators once, before the loop."],
+            value=part, unit="share of updates", threshold=share, advice=["Seed the generators once, before the loop."],
         )  # fmt: skip
     if not longer:
         none = "Updates see the same examples as the one before, and no loader has others: full-batch training."
@@ -290,16 +308,16 @@ def _repeated(facts: Facts) -> Finding:
     kept = "every batch of the loader holds the same ones" if alike else "the batch is drawn once, outside of the loop"
     why = "the loader is restarted for every update and gives its first batch" if again else kept
     return say(
-        "fail", f"{part:.0%} of the updates see the very same examples as the one before: {why}{line}.", value=part, unit="share of updates", threshold=REPEATED_SHARE,
+        "fail", f"{part:.0%} of the updates see the very same examples as the one before: {why}{line}.", value=part, unit="share of updates", threshold=share,
         advice=["Look at what the dataset returns for two indices, and at the order of its sampler." if alike else
                 "Iterate over the loader, `for batch in loader`, instead of next(iter(loader)) or a batch kept from before."],
     )  # fmt: skip
 
 
-def _creep(facts: Facts) -> Finding:
+def _creep(facts: Facts, share: float, least: float, least_graphs: int) -> Finding:
     memory, graphs, updates = facts["memory"], facts["graphs"], max(facts["updates"], 1)
     passes = facts["order"]["backwards"] / updates
-    if graphs["held"] >= CREEP_GRAPHS + 2 * passes:
+    if graphs["held"] >= least_graphs + 2 * passes:
         return OWN_CODES.finding(
             "loop.memory_creep", "fail" if graphs["held"] * 4 >= graphs["marked"] else "warn", f"The graphs of {graphs['held']} of {graphs['marked']} losses are held at once{at(facts['order']['lines'], 'backward')}: "
             "memory grows with every update.", value=graphs["held"] / updates, unit="graphs per update", evidence={"graphs": dict(graphs)},
@@ -321,7 +339,7 @@ def _creep(facts: Facts) -> Finding:
     say: Say = partial(
         OWN_CODES.finding, "loop.memory_creep", value=per_update, unit="bytes per update", evidence=evidence
     )
-    if rising < 0.8 or grown < CREEP_BYTES or grown < CREEP_SHARE * sizes[0]:
+    if rising < 0.8 or grown < least or grown < share * sizes[0]:
         return say("ok", "Memory does not grow with the updates.")
     return say(
         "fail", f"The process grows by {per_update / 1e3:,.0f} kB an update, from {sizes[0] / 1e9:.2f} to {sizes[-1] / 1e9:.2f} GB in the later half of the run.",
@@ -329,14 +347,14 @@ def _creep(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _retained(facts: Facts) -> Finding:
+def _retained(facts: Facts, growth: float) -> Finding:
     graphs, sizes = facts["graphs"], [nodes for _, nodes in facts["graphs"]["sizes"]]
     grown = sizes[-1] / sizes[0] if len(sizes) > 1 else 1.0
     say: Say = partial(
-        OWN_CODES.finding, "loop.retained_graph", value=grown, unit="times the first graph", threshold=GRAPH_GROWTH, evidence={"graphs": dict(graphs)}
+        OWN_CODES.finding, "loop.retained_graph", value=grown, unit="times the first graph", threshold=growth, evidence={"graphs": dict(graphs)}
     )  # fmt: skip
     where = at(facts["order"]["lines"], "backward")
-    if grown > GRAPH_GROWTH and sizes == sorted(sizes) and graphs["earlier_updates"] > 1:  # else of longer inputs
+    if grown > growth and sizes == sorted(sizes) and graphs["earlier_updates"] > 1:  # else of longer inputs
         return say(
             "fail", f"Backward passes keep their graph{where}, which grows from update to update, to {grown:.3g} times its nodes: each pass goes through all updates before it.",
             advice=["Detach what is carried from one update to the next, such as hidden = hidden.detach(), and leave retain_graph=True out."],
@@ -349,7 +367,7 @@ def _retained(facts: Facts) -> Finding:
     return say("ok", "Graphs are freed by their last backward pass, as far as they were seen.")
 
 
-def _decayed(record: RecordLike, facts: Facts) -> Finding:
+def _decayed(record: RecordLike, facts: Facts, limit: float) -> Finding:
     steps = rows_of(record)
     lrs = steps["lr"].dropna().tolist() if "lr" in steps else list[float]()
     groups = [
@@ -357,10 +375,10 @@ def _decayed(record: RecordLike, facts: Facts) -> Finding:
     ]
     decayed = [g for g in groups if (g["weight_decay"] or 0.0) > 0 and g["vectors"] and g["vectors"] < g["parameters"]]
     total = max((float(sum(lrs)) * g["weight_decay"] for g in decayed if g["decoupled"]), default=0.0)
-    say: Say = partial(OWN_CODES.finding, "loop.decayed_norms", "ok", value=total, unit="sum of lr times weight decay", threshold=DECAY_TOTAL)  # fmt: skip
+    say: Say = partial(OWN_CODES.finding, "loop.decayed_norms", "ok", value=total, unit="sum of lr times weight decay", threshold=limit)  # fmt: skip
     if not decayed:
         return say("Biases and the scales of norms are not decayed.")
-    if total <= DECAY_TOTAL:
+    if total <= limit:
         return say("Weight decay takes biases and the scales of norms along, and shrinks them by little in this run.")
     count = sum(g["vectors"] for g in decayed)
     return say(

@@ -11,7 +11,7 @@ import numpy as np
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.data.diagnose import imbalance, scale_finding
-from workbench.topics.data.diagnose_rows import ALPHA, answer_among, by_chance, duplicates, unshuffled, weak_shuffle
+from workbench.topics.data.diagnose_rows import answer_among, by_chance, duplicates, unshuffled, weak_shuffle
 from workbench.topics.data.diagnose_shift import label_shift, no_signal, train_validation_shift
 from workbench.topics.loop.known import at, rows_of, where_known
 from workbench.topics.one_batch.diagnose import range_finding
@@ -24,6 +24,7 @@ DATA_CODES = Codes({
 })  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
+_ALPHA = 1e-4
 """Chance at which a random order, or a random split, is called none, as in `diagnose_data`."""
 _FAR = {"data.label_shift": 0.8, "data.train_validation_shift": 0.6}
 """Distance of the splits that is an alarm where nobody measured what it costs: noise on numbers that are mostly equal makes 0.5 (rules of thumb)."""
@@ -31,11 +32,9 @@ _EACH = 10
 """Examples of the rarest class from which on one that has none is told (rule of thumb)."""
 _AT_CHANCE = 0.01
 """Error of a loss that is compared with that of one and the same output, as a share of it (rule of thumb)."""
-# share of the time of an update that conversions of one line may take that could be left out (rule of thumb)
-CONVERSION_SHARE = 0.1
 
 
-def data_findings(record: RecordLike, facts: Facts, *, least_updates: int) -> list[Finding]:
+def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     judges: dict[str, Callable[[], Finding]] = {code: partial(_of_sample, code, facts, record) for code in _SAMPLE} | {
         "data.leakage": lambda: answer_among(facts["data"]) or _evaluated(facts["data"]["evaluated"], facts["data"]),
@@ -43,7 +42,7 @@ def data_findings(record: RecordLike, facts: Facts, *, least_updates: int) -> li
         "data.train_validation_shift": lambda: _rewritten(facts) or _of_sample("data.train_validation_shift", facts, record),
         "data.worker_rng": lambda: _workers(facts["workers"]),
         "data.scale": lambda: _scale(facts["modes"]["inputs"], facts["data"]),
-        "loop.conversion": lambda: _conversion(record, facts, least_updates),
+        "loop.conversion": lambda: _conversion(record, facts, conversion_share, least_updates),
     }  # fmt: skip
     return [finding for code, judge in judges.items() for finding in where_known(DATA_CODES, [code], judge)]
 
@@ -83,7 +82,7 @@ def _labels(data: Facts, _: RecordLike) -> Finding:
     empty = [k for k in range(outputs) if k not in counts]
     if empty and outputs <= MOST_OUTPUTS and min(counts.values()) >= _EACH:
         drifts = (data["shift"].get("validation") or {}).get("drifts")
-        if drifts or (data["order"] and unshuffled(data).status != "ok"):
+        if drifts or (data["order"] and unshuffled(data, _ALPHA).status != "ok"):
             later = f"class {named(map(str, empty), shown=8)} is not among the first {total:,} training examples, which are no sample of all"
             return DATA_CODES.not_measured("data.labels", later)
         return empty_classes(
@@ -103,7 +102,7 @@ def _shift(judge: Callable[..., Finding], code: str, data: Facts, _: RecordLike)
             "what is trained on changes in the course of the first updates, so that these examples are no sample of all"
         )
         return DATA_CODES.not_measured(code, said)
-    return judge(data, None, alpha=ALPHA, small=_FAR[code], large=_FAR[code])
+    return judge(data, None, alpha=_ALPHA, small=_FAR[code], large=_FAR[code])
 
 
 def _signal(data: Facts, record: RecordLike) -> Finding:
@@ -128,8 +127,8 @@ _SAMPLE: dict[str, tuple[str, Callable[[Facts, RecordLike], Finding]]] = {
     "data.labels": ("yardsticks", _labels),
     "data.no_signal": ("yardsticks", _signal),
     "data.duplicates": ("repeats", lambda data, _: duplicates({**data, "overlap": {"repeats": {"train": data["repeats"]}}}, limit=0.8, blank=0.05)),
-    "data.unshuffled": ("order", lambda data, _: unshuffled(data)),
-    "data.weak_shuffle": ("order", lambda data, _: weak_shuffle(data, unshuffled(data))),
+    "data.unshuffled": ("order", lambda data, _: unshuffled(data, _ALPHA)),
+    "data.weak_shuffle": ("order", lambda data, _: weak_shuffle(data, _ALPHA, unshuffled(data, _ALPHA))),
     "data.label_shift": ("shift", partial(_shift, label_shift, "data.label_shift")),
     "data.train_validation_shift": ("shift", partial(_shift, train_validation_shift, "data.train_validation_shift")),
     "loss.output_range": ("range", lambda data, _: range_finding(data["range"])),
@@ -263,7 +262,7 @@ def _workers(rows: list[Facts]) -> Finding:
     return say("warn", f"{said_of}: augmentation varies less than it seems.", advice=fix)
 
 
-def _conversion(record: RecordLike, facts: Facts, least: int) -> Finding:
+def _conversion(record: RecordLike, facts: Facts, limit: float, least: int) -> Finding:
     steps = rows_of(record)
     if "step_time_s" not in steps or facts["updates"] < least:
         return DATA_CODES.not_measured(
@@ -274,14 +273,10 @@ def _conversion(record: RecordLike, facts: Facts, least: int) -> Finding:
     rows = [row | {"share": row["seconds"] / total if total > 0 else 0.0} for row in rows]
     wasted = [row for row in rows if row["double"] or 2 * row["same"] >= row["count"]]
     say: Say = partial(
-        DATA_CODES.finding,
-        "loop.conversion",
-        unit="share of the step",
-        threshold=CONVERSION_SHARE,
-        evidence={"places": rows},
+        DATA_CODES.finding, "loop.conversion", unit="share of the step", threshold=limit, evidence={"places": rows}
     )
     worst = max(wasted, key=lambda row: row["share"], default=None)
-    if worst is None or worst["share"] <= CONVERSION_SHARE:
+    if worst is None or worst["share"] <= limit:
         none = "No conversion of dtypes that could be left out takes time that matters."
         return say("ok", none, value=worst["share"] if worst else 0.0)
     again = 2 * worst["same"] >= worst["count"]

@@ -41,10 +41,9 @@ _TWICE_SIGMOID = math.log1p(math.exp(-1.0))
 """Below which binary cross-entropy of a probability that is taken for a logit cannot fall: 0.313."""
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
-FLOOR_SHARE = 0.01  # constant part of the loss, or passes in which it lies at a bound, as a share of the loss or of the passes (rule of thumb)
 
 
-def loss_findings(record: RecordLike, facts: Facts, *, most_dropped: float) -> list[Finding]:
+def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_dropped: float) -> list[Finding]:
     """Return the findings of `LOSS_CODES`; see `diagnose_loop`."""
     return [
         *where_known(
@@ -52,7 +51,7 @@ def loss_findings(record: RecordLike, facts: Facts, *, most_dropped: float) -> l
             ("loss.broadcast", "loss.double_softmax"),
             lambda: _criteria(facts["criteria"], facts["loaders"], facts["answers"] or {}),
         ),
-        *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"])),
+        *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
         *where_known(
             LOSS_CODES,
@@ -69,7 +68,7 @@ def loss_findings(record: RecordLike, facts: Facts, *, most_dropped: float) -> l
     ]
 
 
-def _floor(record: RecordLike, found: Facts, values_share: float = 0.5) -> Finding:
+def _floor(record: RecordLike, found: Facts, share: float, values_share: float = 0.5) -> Finding:
     say: Say = partial(LOSS_CODES.finding, "loss.floor", evidence=dict(found))
     bound, shifts, passes, part = found["bound"], found["shifts"], found["passes"], 0.0
     values = found.get("of_values", False)  # each example's loss, not their mean
@@ -83,13 +82,13 @@ def _floor(record: RecordLike, found: Facts, values_share: float = 0.5) -> Findi
             "fail", f"Each value of the loss is bounded from below by {bound:.3g}{at(found, 'line')}, and {part:.0%} of them lie there, where they give no gradient.", value=part,
             unit="share of values", threshold=values_share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
         )  # fmt: skip
-    if part > FLOOR_SHARE and not values:
+    if part > share and not values:
         return say(
             "fail", f"The loss is bounded from below by {bound:.3g}{at(found, 'line')} and lies there in {part:.0%} of the passes, in which nothing gets a gradient.", value=part,
-            unit="share of passes", threshold=FLOOR_SHARE, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
+            unit="share of passes", threshold=share, advice=["Leave the clamp of the loss out, or bound what needs it, such as a logarithm's argument."],
         )  # fmt: skip
     constant = shifts is not None and shifts[0] > 0 and shifts[1] - shifts[0] <= 1e-3 * shifts[1]
-    if constant and shifts[0] > FLOOR_SHARE * found["shifted_loss"]:
+    if constant and shifts[0] > share * found["shifted_loss"]:
         return say(
             "warn", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}: it cannot fall below that, and changes no gradient.", value=shifts[0],
             unit="of the loss", advice=["Leave the constant out of the loss; a penalty that should train must not be detached or computed within no_grad()."],

@@ -18,7 +18,6 @@ ORDER_CODES = Codes({
 })  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
-LEAST = 3  # passes an update, all made in one line (rule of thumb: SAM makes two)
 
 
 def order_findings(facts: Facts, *, least_updates: int, share: float = 0.5) -> list[Finding]:
@@ -124,8 +123,14 @@ def _zeroed(orders: Mapping[tuple[str, ...], int], facts: Facts, evidence: Facts
     )  # fmt: skip
 
 
-def _discarded(orders: Mapping[tuple[str, ...], int], facts: Facts, share: float, say: Say) -> Finding:
-    """Say whether passes of an update are in vain; of two the first may be meant so, to find where to take the second, but then no parameter has its gradient from that alone."""
+def _discarded(
+    orders: Mapping[tuple[str, ...], int], facts: Facts, share: float, say: Say, *, least: int = 3
+) -> Finding:
+    """Say whether passes of an update are in vain; of two the first may be meant so, to find where to take the second, but then no parameter has its gradient from that alone.
+
+    Args:
+        least: passes an update, all made in one line (rule of thumb: SAM makes two).
+    """
     lines, first = facts["order"]["lines"], facts["order"]["optimizers"]["0"]
     wiped = facts["parameters"].get("wiped", [])
     lost: Counter[int] = Counter()
@@ -137,7 +142,7 @@ def _discarded(orders: Mapping[tuple[str, ...], int], facts: Facts, share: float
         passes = calls.count("backward")
         zeroed = sum(a == "backward" and b in ("zero", "zero0") for a, b in itertools.pairwise(calls))
         between += count * (zeroed > 0)
-        if passes >= LEAST and zeroed == passes - 1 and all(c == "step0" for c in calls if c.startswith("step")):
+        if passes >= least and zeroed == passes - 1 and all(c == "step0" for c in calls if c.startswith("step")):
             lost[passes] += count
     one_line = all(int(key.split()[3]) == 1 for key in first["windows"])
     part, between_part = (count / sum(orders.values()) for count in (sum(lost.values()), between))

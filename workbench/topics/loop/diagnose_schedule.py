@@ -15,13 +15,16 @@ _PAST = {"CosineAnnealingLR": "climbs again", "PolynomialLR": "stays at 0"}
 """What those do that are stepped past their length, and tell nobody."""
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
-EARLY = 0.5  # share of the updates before which a schedule that is meant for the whole run is over (rule of thumb)
-LEAST = 0.1  # share of its own length that a schedule goes through in a run that came to its end (rule of thumb)
-REST = 1e-6  # share of the learning rate that is nothing any more, where a stepwise decay has brought it there (rule of thumb)
 
 
-def schedule_findings(facts: Facts) -> list[Finding]:
-    """Return the findings of `SCHEDULE_CODES`."""
+def schedule_findings(facts: Facts, *, early: float = 0.5, least: float = 0.1, rest: float = 1e-6) -> list[Finding]:
+    """Return the findings of `SCHEDULE_CODES`.
+
+    Args:
+        early: share of the updates before which a schedule that is meant for the whole run is over (rule of thumb).
+        least: share of its own length that a schedule goes through in a run that came to its end (rule of thumb).
+        rest: share of the learning rate that is nothing any more, where a stepwise decay has brought it there (rule of thumb).
+    """
     rows, updates = facts["schedulers"], facts["updates"]
     say: Say = partial(SCHEDULE_CODES.finding, "loop.scheduler_unit", evidence={"schedulers": rows, "updates": updates})
     order: Say = partial(SCHEDULE_CODES.finding, "loop.scheduler_order", evidence={"schedulers": rows})
@@ -29,12 +32,14 @@ def schedule_findings(facts: Facts) -> list[Finding]:
         none = "Does not apply: no scheduler of torch.optim.lr_scheduler is stepped."
         return [say("ok", none), order("ok", none)]
     return [
-        _unit(rows, updates, say, ended=facts["ended"]),
+        _unit(rows, updates, say, early=early, least=least, rest=rest, ended=facts["ended"]),
         _order(rows, order),
     ]
 
 
-def _unit(rows: list[Facts], updates: int, say: Say, *, ended: bool) -> Finding:
+def _unit(
+    rows: list[Facts], updates: int, say: Say, *, early: float, least: float, rest: float, ended: bool
+) -> Finding:
     for row in rows:
         horizon, calls = row["horizon"], row["calls"]
         if not horizon or not updates:
@@ -43,10 +48,10 @@ def _unit(rows: list[Facts], updates: int, say: Say, *, ended: bool) -> Finding:
         per_update, through = calls / updates, calls / horizon
         once = row["name"] in _ONCE and not row["rises"]
         reached = row["updates_at_horizon"]
-        over = (once and reached is not None and reached < EARLY * updates) or (
-            row["name"] == "MultiStepLR" and reached is not None and reached < LEAST * updates
+        over = (once and reached is not None and reached < early * updates) or (
+            row["name"] == "MultiStepLR" and reached is not None and reached < least * updates
         )
-        gone = row["decay"] is not None and row["decay"] ** through < REST
+        gone = row["decay"] is not None and row["decay"] ** through < rest
         if per_update > 0.5 and (gone or over):
             at = (
                 f"is reached after {reached:,} of {updates:,} updates"
@@ -58,10 +63,10 @@ def _unit(rows: list[Facts], updates: int, say: Say, *, ended: bool) -> Finding:
                 value=through, unit="times its length", advice=["Step the scheduler once an epoch, or give its length in updates."],
             )  # fmt: skip
         in_updates = 0.75 * updates <= horizon <= 1.25 * updates
-        if ended and per_update < 0.5 and once and calls > 1 and (through < LEAST or in_updates):
+        if ended and per_update < 0.5 and once and calls > 1 and (through < least or in_updates):
             return say(
                 "fail", f"{row['name']} has a length of {horizon:,} and is stepped {calls:,} times{line} in {updates:,} updates: the learning rate hardly follows it.",
-                value=through, unit="times its length", threshold=LEAST, advice=["Step it at every update, or give its length in epochs."],
+                value=through, unit="times its length", threshold=least, advice=["Step it at every update, or give its length in epochs."],
             )  # fmt: skip
         if row["name"] in _PAST and through > 1.25:
             return say(

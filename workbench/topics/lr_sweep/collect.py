@@ -20,11 +20,6 @@ from workbench.workloads.base import Workload
 from workbench.workloads.losses import CrossEntropy, TokenCrossEntropy, classes_of
 
 Weighted = tuple[Any, int, Tensor | None]  # A batch, its number of examples and their weights
-FACTOR = 4.0
-TOLERANCE = 1.1
-DECADES = 12.0
-MAX_BYTES = 64 * 2**20
-MAX_OUTPUTS = 100_000
 
 
 class CriticalLR(NamedTuple):
@@ -40,7 +35,15 @@ class CriticalLR(NamedTuple):
         return math.sqrt(self.below * self.above) if self.below > 0 and math.isfinite(self.above) else None
 
 
-def measure_critical_lr(workload: Workload, config: TrainConfig, device: torch.device) -> CriticalLR:
+def measure_critical_lr(
+    workload: Workload,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    factor: float = 4.0,
+    tolerance: float = 1.1,
+    decades: float = 12.0,
+) -> CriticalLR:
     """Bracket the critical lr of a fresh model on its first batch; the caller's random state is left bit for bit as it was.
 
     Starts at 2 |loss| / (g.u), where a parabola with its minimum at 0 would be back at its start, multiplies or
@@ -73,13 +76,13 @@ def measure_critical_lr(workload: Workload, config: TrainConfig, device: torch.d
             return not total / weight < start
 
         first = 2 * abs(start) / slope if start else 1.0
-        tries, forwards = math.ceil(DECADES * math.log(10) / math.log(FACTOR)), 1
+        tries, forwards = math.ceil(decades * math.log(10) / math.log(factor)), 1
         low, high = (0.0, first) if raises(first) else (first, math.inf)
         while (low == 0.0 or math.isinf(high)) and forwards <= tries:
-            probe = high / FACTOR if low == 0.0 else low * FACTOR
+            probe = high / factor if low == 0.0 else low * factor
             low, high = (low, probe) if raises(probe) else (probe, high)
             forwards += 1
-        while low > 0.0 and math.isfinite(high) and high / low > TOLERANCE:
+        while low > 0.0 and math.isfinite(high) and high / low > tolerance:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if raises(middle) else (middle, high)
             forwards += 1
@@ -87,7 +90,13 @@ def measure_critical_lr(workload: Workload, config: TrainConfig, device: torch.d
 
 
 def measure_chance(
-    workload: Workload, config: TrainConfig, device: torch.device, *, max_examples: int = 8192
+    workload: Workload,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    max_examples: int = 8_192,
+    max_bytes: int = 64 * 2**20,
+    max_outputs: int = 100_000,
 ) -> float | None:
     """Return the mean loss of the best output that is the same for every training example; None where there is none.
 
@@ -116,10 +125,10 @@ def measure_chance(
         classes = classes_of(workload.loss, outputs)
         if classes is not None and isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)):
             return _entropy(workload.loss, weighted, classes, sampled=len(workload.train_data) > max_examples)
-        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs[0].numel() > MAX_OUTPUTS:
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs[0].numel() > max_outputs:
             return None
         size = sum(leaf.nbytes for leaf in tree_leaves(first) if isinstance(leaf, Tensor)) or 1
-        return _fitted(workload, outputs, list(itertools.islice(weighted, max(1, MAX_BYTES // size))))
+        return _fitted(workload, outputs, list(itertools.islice(weighted, max(1, max_bytes // size))))
 
 
 def _entropy(

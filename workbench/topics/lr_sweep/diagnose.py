@@ -1,6 +1,7 @@
 """`diagnose_lr_sweep`: lr*, where instability starts, and what that says about the baseline (F1.6, F1.12, O1)."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,22 @@ CODES = Codes({
     "lr.best": "F1.6", "lr.grid_edge": "F1.6", "lr.unstable": "F1.4", **OWN_LR_CODES, "lr.at_edge": "F1.12",
     "lr.probabilistic": "F1.4", "lr.nothing_learns": "F1.1",
 })  # fmt: skip
-EDGE_RATIO = 2.0  # lr* is at the edge when instability starts at or below this many times lr* (rule of thumb)
-BRACKET_TOLERANCE = 0.05  # width of the bracket around `lr.unstable` that is asked for
-TAIL_FRAC = 0.1  # share of the steps that the objective averages (O1)
 
 
-def diagnose_lr_sweep(record: RecordLike, *, far_ratio: float = 30.0) -> Diagnosis:
+def diagnose_lr_sweep(
+    record: RecordLike,
+    *,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    edge_ratio: float = 2.0,
+    other_ratio: float = 2.0,
+    material_frac: float = 0.1,
+    little_frac: float = 0.5,
+    fix_frac: float = 0.01,
+    far_ratio: float = 30.0,
+    bracket_tolerance: float = 0.05,
+    tail_frac: float = 0.1,
+) -> Diagnosis:
     """Find lr* and the lr at which training becomes unstable, and hold the baseline's lr against them.
 
     Only full-length trials of one config count (equal but for lr and seeds); trials of the role "fix" answer whether a
@@ -33,26 +44,40 @@ def diagnose_lr_sweep(record: RecordLike, *, far_ratio: float = 30.0) -> Diagnos
 
     Args:
         record: a study, or a single trial (which can show no lr*).
+        noise_sds: standard errors of a paired difference that count as equal.
+        loss_tolerance: relative difference of the loss that counts as equal (O1).
+        edge_ratio: lr* is at the edge when instability starts at or below this many times lr* (rule of thumb).
+        other_ratio: lrs closer to the baseline's than this factor are no other lrs (rule of thumb).
+        material_frac: the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by
+            the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and
+            more).
+        little_frac: the share from which on that is a failure (rule of thumb).
+        fix_frac: a fix that gains less than this share of what lr* learned gains nothing (rule of thumb).
         far_ratio: where every lr up to this many times lr* and the baseline is stable, no unstable one is missing (rule of thumb).
+        bracket_tolerance: width of the bracket around `lr.unstable` that is asked for.
+        tail_frac: share of the steps that the objective averages (O1).
     """
     study = judged(record)
-    table = study.sweep(tail_frac=TAIL_FRAC)
+    table = study.sweep(tail_frac=tail_frac)
     own = study.config.get("peak_lr")
     baseline = float(own) if isinstance(own, (int, float)) else math.nan
-    best = lr_best(table, own=baseline)
+    best = lr_best(table, own=baseline, noise_sds=noise_sds, loss_tolerance=loss_tolerance)
     fixed = fixed_step(study)
     if best is None or len(table.points) < 2 or fixed:
         return Diagnosis.of(study, [*_not_measured(study, table, fixed=fixed), nothing_learns(study, table)])
-    bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=TAIL_FRAC)
+    bracket, short = unstable_bracket(table), study.role(Role.LR_RANGE).sweep(tail_frac=tail_frac)
     far = far_ratio * max(best.lr, baseline if math.isfinite(baseline) else 0.0)
-    held = own_lr_findings(study, table, best, bracket)
+    limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance, "material_frac": fix_frac}
+    held = own_lr_findings(
+        study, table, best, bracket, ratio=other_ratio, material_frac=material_frac, little_frac=little_frac
+    )
     return Diagnosis.of(study, [
         _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
-        _unstable(table, short, best, bracket, far=far),
+        _unstable(table, short, best, bracket, tolerance=bracket_tolerance, far=far),
         *held,
-        _at_edge(study, table, best, bracket),
-        _probabilistic(table, best, baseline),
+        _at_edge(study, table, best, bracket, edge_ratio=edge_ratio, limits=limits),
+        _probabilistic(table, best, baseline, edge_ratio),
         nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
     ])  # fmt: skip
 
@@ -148,7 +173,7 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
 
 
 def _unstable(
-    table: SweepTable, short: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, far: float
+    table: SweepTable, short: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, tolerance: float, far: float
 ) -> Finding:
     calm = ("none", "not_measured")
     rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in calm for o in p.outcomes)]
@@ -175,7 +200,7 @@ def _unstable(
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
-        "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=BRACKET_TOLERANCE)), None),
+        "stable_above": list(bracket.stable_above), "next_lr": next(iter(edge_round(table, lanes=1, tolerance=tolerance)), None),
         "seeds": {f"{p.lr:.6g}": f"{p.lasting} of {len(p.seeds)} lasting" for p in table.points if p.lasting},
     }  # fmt: skip
     above = ", ".join(f"{lr:.4g}" for lr in bracket.stable_above[:3])
@@ -187,28 +212,36 @@ def _unstable(
     return found("ok", summary, value=bracket.middle, evidence=evidence)
 
 
-def _at_edge(study: JudgedStudy, table: SweepTable, best: BestLR, bracket: UnstableBracket | None) -> Finding:
+def _at_edge(
+    study: JudgedStudy,
+    table: SweepTable,
+    best: BestLR,
+    bracket: UnstableBracket | None,
+    *,
+    edge_ratio: float,
+    limits: Mapping[str, float],
+) -> Finding:
     if bracket is None:
         top = table.points[-1].lr
         times = top / best.lr
-        if times >= EDGE_RATIO:
+        if times >= edge_ratio:
             said = f"No instability up to {top:.4g}, {times:.3g} times the best lr."
             return CODES.finding("lr.at_edge", "ok", said)
         said = f"no lr well above the best one, {best.lr:.4g}, was tried: {top:.4g} is the largest, and stable"
         return CODES.not_measured("lr.at_edge", said)
     ratio = bracket.middle / best.lr
     lowest = min(best.lr, *best.tied)  # who can train as well far below the edge need not go near it
-    at_edge = bracket.middle / lowest <= EDGE_RATIO
+    at_edge = bracket.middle / lowest <= edge_ratio
     fixes = judged_runs(study, ["fix"], above=bracket.middle)
-    harmful = is_harmful(table, fixes)
+    harmful = is_harmful(table, fixes, **limits)
     evidence = {
         "at_edge": at_edge, "lr_star": best.lr, "unstable_lr": bracket.middle, "harmful": harmful, "fix_trials": fixes,
         "points": _rows(table),
     }  # fmt: skip
     code, unit = "lr.at_edge", "lr.unstable / lr*"
-    found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=EDGE_RATIO, evidence=evidence)
+    found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=edge_ratio, evidence=evidence)
     if not at_edge:
-        clear = "well above it" if ratio > EDGE_RATIO else f"but lr {lowest:.4g} trains as well"
+        clear = "well above it" if ratio > edge_ratio else f"but lr {lowest:.4g} trains as well"
         return found("ok", f"Instability starts at {ratio:.3g} times the best lr, {clear}.")
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
@@ -236,7 +269,7 @@ def _at_edge(study: JudgedStudy, table: SweepTable, best: BestLR, bracket: Unsta
     return found("warn", f"{start}{end}.", advice=advise("early"))
 
 
-def _probabilistic(table: SweepTable, best: BestLR, baseline: float) -> Finding:
+def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio: float) -> Finding:
     found = partial(CODES.finding, "lr.probabilistic")
     repeated = [p for p in table.points if len(p.seeds) > 1]
     if not repeated:
@@ -248,7 +281,7 @@ def _probabilistic(table: SweepTable, best: BestLR, baseline: float) -> Finding:
         where = "the one lr that was" if len(repeated) == 1 else f"all {len(repeated)} lrs that were"
         return found("ok", f"All seeds agree on which learning rates are unstable, at {where} run more than once.")
     first = disputed[0]
-    near = first.lr <= max(EDGE_RATIO * best.lr, baseline * (1 + 1e-9))
+    near = first.lr <= max(edge_ratio * best.lr, baseline * (1 + 1e-9))
     end = ": stability there is a matter of chance." if near else f", well above the best lr, {best.lr:.4g}."
     return found(
         "warn" if near else "ok",

@@ -17,10 +17,6 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
-OTHER_RATIO = 2.0  # lrs closer to the baseline's than this factor are no other lrs (rule of thumb)
-MATERIAL_FRAC = 0.1  # the baseline's lr is too high or too low when it loses at least this share of what another lr learns, by the metric that selects checkpoints (rule of thumb: tuned by hand lose up to 6 %, ten times too low mostly 15 % and more)
-LITTLE_FRAC = 0.5  # the share from which on that is a failure (rule of thumb)
-NOISE_SDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,9 @@ class Rival:
         return f", a difference of {100 * share:.2g} % of what training gains (alarm: {100 * alarm:g} %)"
 
 
-def best_rival(record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int]) -> Rival | None:
+def best_rival(
+    record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int], *, noise_sds: float = 2.0
+) -> Rival | None:
     """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none."""
     select, sign = str(record.config.get("select", "")), metric_sign(record)
     points = [table.points[index] for index in indices]
@@ -72,7 +70,7 @@ def best_rival(record: RecordLike, table: SweepTable, own: LRPoint, indices: Seq
             for p in (own, point)
         )
         if theirs:
-            found.append((sign * theirs[select] + NOISE_SDS * theirs["noise"], point, ours.get(select), theirs))
+            found.append((sign * theirs[select] + noise_sds * theirs["noise"], point, ours.get(select), theirs))
     if found:
         _, point, mine, theirs = min(found, key=lambda item: item[0])
         value, noise = theirs[select], theirs["noise"]
@@ -143,23 +141,34 @@ def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
 
 
 def own_lr_findings(
-    record: RecordLike, table: SweepTable, best: BestLR, bracket: UnstableBracket | None
+    record: RecordLike,
+    table: SweepTable,
+    best: BestLR,
+    bracket: UnstableBracket | None,
+    *,
+    ratio: float,
+    material_frac: float,
+    little_frac: float,
 ) -> list[Finding]:
-    """Return `lr.too_high` and `lr.too_low`; at most one of them is not ok."""
+    """Return `lr.too_high` and `lr.too_low`; at most one of them is not ok.
+
+    `ratio` is how far another lr has to lie from the own one to be another; `material_frac` and `little_frac` are the shares of
+    what it learns that the own one has to lose, and that are a failure (rules of thumb).
+    """
     baseline = record.config.get("peak_lr")
     if not isinstance(baseline, (int, float)):
         return [CODES.not_measured(code, "the baseline has no learning rate") for code in CODES]
     own = next((p for p in table.points if math.isclose(p.lr, baseline, rel_tol=1e-9)), None)
     if own is None:
-        return _unheld(float(baseline), best, bracket)
+        return _unheld(float(baseline), best, bracket, ratio)
     trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
-    below = below_edge(table, [i for i in trained if table.points[i].lr * OTHER_RATIO <= own.lr * (1 + 1e-9)])
-    above = below_edge(table, [i for i in trained if table.points[i].lr >= OTHER_RATIO * own.lr * (1 - 1e-9)])
+    below = below_edge(table, [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)])
+    above = below_edge(table, [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)])
     refuted = failed_when_proved(record)
     above = [i for i in above if table.points[i].lr * EDGE_MARGIN <= refuted] or above
-    limits = (MATERIAL_FRAC, LITTLE_FRAC)
+    limits = (material_frac, little_frac)
     high = _too_high(own, best, bracket, best_rival(record, table, own, below), limits)
-    return [high, _too_low(own, best, best_rival(record, table, own, above), limits, other=high)]
+    return [high, _too_low(own, best, best_rival(record, table, own, above), limits, ratio, other=high)]
 
 
 def _too_high(
@@ -186,14 +195,14 @@ def _too_high(
 
 
 def _too_low(
-    own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], *, other: Finding
+    own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], ratio: float, *, other: Finding
 ) -> Finding:
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
     unit = "lr* / baseline lr"
-    found = partial(CODES.finding, "lr.too_low", value=value, unit=unit, threshold=OTHER_RATIO, evidence=evidence)
+    found = partial(CODES.finding, "lr.too_low", value=value, unit=unit, threshold=ratio, evidence=evidence)
     start = f"The baseline's lr {own.lr:.4g}"
-    if other.status != "ok" or value <= OTHER_RATIO * (1 + 1e-9) or rival is None:
-        return found("ok", f"{start} {_distance(value)} the best lr tried, {best.lr:.4g}.")
+    if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
+        return found("ok", f"{start} {_distance(value, ratio)} the best lr tried, {best.lr:.4g}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
         as_well = "trains about as well as" if rival.gain > 0 else "trains no worse than"
         well = f"{start} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}"
@@ -204,12 +213,12 @@ def _too_low(
     return found(status, summary, value=rival.lr / own.lr, advice=advice)
 
 
-def _unheld(baseline: float, best: BestLR, bracket: UnstableBracket | None) -> list[Finding]:
+def _unheld(baseline: float, best: BestLR, bracket: UnstableBracket | None, ratio: float) -> list[Finding]:
     """Return what the distance to lr* and to the edge says where the baseline's own lr was not trained."""
     times = best.lr / baseline
-    summary = f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(times)} the best lr, {best.lr:.4g}."
+    summary = f"The baseline's lr {baseline:.4g}, which was not trained, {_distance(times, ratio)} the best lr, {best.lr:.4g}."
     high = bracket is not None and baseline >= bracket.upper
-    low = times > OTHER_RATIO * (1 + 1e-9) and baseline < best.low
+    low = times > ratio * (1 + 1e-9) and baseline < best.low
     return [
         CODES.finding(
             code, "warn" if wrong else "ok", summary, value=value, unit=unit,
@@ -232,10 +241,10 @@ def _evidence(own: LRPoint, best: BestLR, rival: Rival | None) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _distance(value: float) -> str:
-    if value > OTHER_RATIO * (1 + 1e-9):
+def _distance(value: float, ratio: float) -> str:
+    if value > ratio * (1 + 1e-9):
         return f"is {f'{value:.3g}' if value < 1000 else 'more than 1,000'} times below"
-    if value * OTHER_RATIO < 1 - 1e-9:
+    if value * ratio < 1 - 1e-9:
         return f"is {f'{1 / value:.3g}' if value > 1e-3 else 'more than 1,000'} times above"
     return "is not far from"
 

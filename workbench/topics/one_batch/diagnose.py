@@ -31,31 +31,49 @@ CODES = Codes(
     | CONSTANT_CODES | dict.fromkeys((*_LOSS, "loss.metric_disagrees"), "F1.1") | LAYER_CODES
     | {"loop.overfit_one_batch": "F1.1"}
 )  # fmt: skip
-LEAST_PROGRESS = 0.01  # by which share of itself the loss has to depend on whose outputs are whose, or, where it cannot, to fall, at the best of all learning rates (rule of thumb: a model that ignores its inputs has 0)
-COUPLED = 1e-3  # change of an example's outputs when the others are exchanged, over that when it is itself (rule of thumb: rounding gives 1e-6)
-# spread of the outputs between examples over their size, below which they are one (rule of thumb: as above)
-CONSTANT = 1e-6
-RANDOM = 1e-3  # change of the outputs between two evaluations, over their spread (rule of thumb: as above)
-UNUSED_COLUMNS = 0.1  # share of a table's columns that may go unread (rule of thumb)
-UNUSED_SLICES = 0.25  # share of the channels, rows, columns or places of images and sequences that may (rule of thumb: strides and pools leave out a border)
-NOTHING = 1e-6  # share of the untrained model's loss that one and the same output for every example may not come below (rule of thumb)
 
 
-def diagnose_one_batch(record: RecordLike) -> Diagnosis:
-    """Judge the facts that were collected about one batch of training data and a fresh model."""
+def diagnose_one_batch(
+    record: RecordLike,
+    *,
+    least_progress: float = 0.01,
+    coupled: float = 1e-3,
+    constant: float = 1e-6,
+    random: float = 1e-3,
+    unused_columns: float = 0.1,
+    unused_slices: float = 0.25,
+    deep: float = DEEP,
+    nothing: float = 1e-6,
+) -> Diagnosis:
+    """Judge the facts that were collected about one batch of training data and a fresh model.
+
+    Args:
+        least_progress: by which share of itself the loss has to depend on whose outputs are whose, or, where it cannot, to fall, at
+            the best of all learning rates (rule of thumb: a model that ignores its inputs has 0).
+        coupled: change of an example's outputs when the others are exchanged, over that when it is itself (rule of thumb:
+            rounding gives 1e-6).
+        constant: spread of the outputs between examples over their size, below which they are one (rule of thumb: as above).
+        random: change of the outputs between two evaluations, over their spread (rule of thumb: as above).
+        unused_columns: share of a table's columns that may go unread (rule of thumb).
+        unused_slices: share of the channels, rows, columns or places of images and sequences that may (rule of thumb: strides
+            and pools leave out a border).
+        deep: a training loss that falls so many times as far below zero as it began above or below, and at least 1, and goes on
+            falling, has no minimum (rule of thumb).
+        nothing: share of the untrained model's loss that one and the same output for every example may not come below (rule of thumb).
+    """
     facts = record.facts.get("one_batch")
     if not facts:
         otherwise = "one batch was not examined; `workbench diagnose` does that before training"
         reason = why_missing(record.facts, "one_batch", otherwise)
         return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
-    fits = _fits(facts)
+    fits = _fits(facts, least_progress)
     findings = (
-        *_modes(facts),
-        _coupling(facts),
+        *_modes(facts, random),
+        _coupling(facts, coupled),
         _answer(facts),
-        _unused(facts),
-        _constant(facts),
-        *_losses(facts, record),
+        _unused(facts, unused_columns, unused_slices),
+        _constant(facts, constant),
+        *_losses(facts, record, deep, nothing),
         _metrics(facts),
         *layer_findings(facts, fits=fits.status != "fail"),
         fits,
@@ -63,7 +81,7 @@ def diagnose_one_batch(record: RecordLike) -> Diagnosis:
     return Diagnosis.of(record, findings)
 
 
-def _modes(facts: Facts) -> list[Finding]:
+def _modes(facts: Facts, limit: float) -> list[Finding]:
     modes = part(facts, "modes")
     if modes is None:
         return [CODES.not_measured(code, why_not(facts, "modes")) for code in list(CODES)[:3]]
@@ -81,7 +99,7 @@ def _modes(facts: Facts) -> list[Finding]:
             right=f"After model.train() every dropout and batch norm is in training mode{design}.", wrong="In training {} is in evaluation mode",
             norm="normalises by statistics that were never estimated", dropout="drops nothing",
         ),
-        _nondeterministic(modes, part(facts, "loss")),
+        _nondeterministic(modes, part(facts, "loss"), limit),
     ]  # fmt: skip
 
 
@@ -99,14 +117,14 @@ def _mode(
     return say(status, said, value=float(len(left)), unit="modules", advice=[fix])
 
 
-def _nondeterministic(modes: Facts, loss: Facts | None) -> Finding:
+def _nondeterministic(modes: Facts, loss: Facts | None, limit: float) -> Finding:
     code, change, size = "evaluation.nondeterministic", modes["change"], modes["size"]
     evidence = {name: modes[name] for name in ("change", "size", "masks", "draws")}
     if not has_numbers(change, size):
         return CODES.not_measured(code, "the outputs of the untrained model are not finite", evidence=evidence)
     ratio = change / size if size else float(change > 0)
-    say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=RANDOM, evidence=evidence)
-    if ratio <= RANDOM:
+    say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=limit, evidence=evidence)
+    if ratio <= limit:
         return say("ok", "Two evaluations of one batch give the same outputs.")
     said = f"Two evaluations of one batch differ by {ratio:.2g} times the difference between examples"
     if modes["train_in_eval"]:
@@ -120,15 +138,15 @@ def _nondeterministic(modes: Facts, loss: Facts | None) -> Finding:
     return say("warn", f"{said}: {named(modes['draws']) or 'the model'} draws random numbers in evaluation.", advice=[fix])  # fmt: skip
 
 
-def _coupling(facts: Facts) -> Finding:
+def _coupling(facts: Facts, limit: float) -> Finding:
     code, found, modes = "loop.batch_dependence", part(facts, "coupling"), part(facts, "modes") or {}
     if found is None:
         return CODES.not_measured(code, why_not(facts, "coupling"))
     ratio = found["ratio"]
     if ratio is None:
         return CODES.finding(code, "ok", "Does not apply: no outputs that differ from example to example.", evidence=found)  # fmt: skip
-    say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=COUPLED, evidence=found)
-    if ratio <= COUPLED:
+    say = partial(CODES.finding, code, value=ratio, unit="ratio", threshold=limit, evidence=found)
+    if ratio <= limit:
         return say("ok", "In evaluation the outputs of an example do not depend on the others.")
     said = f"In evaluation the outputs of an example depend on the other examples of its batch ({ratio:.2g} times as much as on itself)"
     if "batch_norm" in modes.get("train_in_eval", {}).values():
@@ -171,13 +189,13 @@ def sees_target(found: Facts, line: str = "") -> Finding:
     )  # fmt: skip
 
 
-def _unused(facts: Facts) -> Finding:
+def _unused(facts: Facts, columns: float, slices: float) -> Finding:
     code, found = "input.unused_features", facts.get("unused")
     if not isinstance(found, list):
         return CODES.not_measured(code, why_not(facts, "unused"))
     if not found:
         return CODES.finding(code, "ok", "Does not apply: no inputs that vary and whose parts can be exchanged between examples.")  # fmt: skip
-    limits = [UNUSED_COLUMNS if len(each["shape"]) == 1 else UNUSED_SLICES for each in found]
+    limits = [columns if len(each["shape"]) == 1 else slices for each in found]
     shares = [(len(each["unused"]) / each["looked"], limit, each) for each, limit in zip(found, limits, strict=True)]
     share, limit, worst = max(shares, key=lambda s: s[0] / s[1])
     unused, axis = worst["unused"], worst["axis"]
@@ -192,28 +210,28 @@ def _unused(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _constant(facts: Facts) -> Finding:
+def _constant(facts: Facts, limit: float) -> Finding:
     before, after = part(facts, "spread"), part(facts, "fitted_spread")
     if before is None or after is None:
         return CODES.not_measured(
             "init.constant_output", why_not(facts, "spread" if before is None else "fitted_spread")
         )
-    return constant_output(before, after, CONSTANT, "after it was fitted to one batch")
+    return constant_output(before, after, limit, "after it was fitted to one batch")
 
 
-def _losses(facts: Facts, record: RecordLike) -> list[Finding]:
+def _losses(facts: Facts, record: RecordLike, deep: float, nothing: float) -> list[Finding]:
     loss = part(facts, "loss")
     found = [CODES.not_measured(code, why_not(facts, "loss")) for code in _LOSS]
     if loss is not None:
         found = [_unbounded(loss), _broadcast(loss), _double(loss), range_finding(loss)]
     if found[0].status != "fail":
-        found[0] = falls_without_end(record) or _ignores_inputs(record) or found[0]
+        found[0] = falls_without_end(record, deep=deep) or _ignores_inputs(record, nothing) or found[0]
     return found
 
 
-def falls_without_end(record: RecordLike) -> Finding | None:
+def falls_without_end(record: RecordLike, *, deep: float = DEEP) -> Finding | None:
     """Return a failure where the training loss of a run has no end (see `bottomless`), else None."""
-    found = bottomless(record, deep=DEEP)
+    found = bottomless(record, deep=deep)
     if found is None:
         return None
     lowest, lr, start = found
@@ -225,15 +243,15 @@ def falls_without_end(record: RecordLike) -> Finding | None:
     )  # fmt: skip
 
 
-def _ignores_inputs(record: RecordLike) -> Finding | None:
+def _ignores_inputs(record: RecordLike, nothing: float) -> Finding | None:
     """Return a failure where one and the same output for every example takes nearly all of the loss away."""
     constant = record.facts.get("chance_loss")
     first = ((record.facts.get("preflight") or {}).get("train") or {}).get("loss")
-    if constant is None or first is None or not 0 <= constant < NOTHING * first:
+    if constant is None or first is None or not 0 <= constant < nothing * first:
         return None
     return CODES.finding(
         "loss.unbounded", "fail", f"One and the same output for every example takes the loss from {first:.3g} to {constant:.3g}: the loss does not depend on the inputs.",
-        value=constant, unit="loss", threshold=NOTHING * first,
+        value=constant, unit="loss", threshold=nothing * first,
         advice=("Look for a term that is missing, such as the logarithm of a variance that the error is divided by, and for targets that "
                 "are all the same.",),
     )  # fmt: skip
@@ -343,7 +361,7 @@ def _metrics(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Finding:
     )  # fmt: skip
 
 
-def _fits(facts: Facts) -> Finding:
+def _fits(facts: Facts, least: float) -> Finding:
     code, fit = "loop.overfit_one_batch", part(facts, "fit")
     if fit is None:
         return CODES.not_measured(code, why_not(facts, "fit"))
@@ -357,11 +375,11 @@ def _fits(facts: Facts) -> Finding:
         "lrs": lrs, "optimizers": [run["optimizer"] for run in runs], "progress": progress, "first_loss": start,
         "last_losses": [run["loss"][-1] for run in runs], "examples": fit["examples"],
     }  # fmt: skip
-    say = partial(CODES.finding, code, value=best, unit="share", threshold=LEAST_PROGRESS, evidence=evidence)
+    say = partial(CODES.finding, code, value=best, unit="share", threshold=least, evidence=evidence)
     if runs[0]["descent"] is not None and runs[0]["descent"] < 0:
         fix = "Leave out maximize=True, or negate what the optimizer gets; a loss is minimised."
         return say("fail", "The optimizer moves up the gradient: its first update makes the loss larger.", advice=[fix])
-    if best >= LEAST_PROGRESS:
+    if best >= least:
         took = f"{run['steps']} steps at lr {run['lr']:.3g} take its loss from {run['loss'][0]:.4g} to {run['loss'][-1]:.4g}"
         return say("ok", f"One batch can be fitted: {took}.")
     if fit["cut_short"]:

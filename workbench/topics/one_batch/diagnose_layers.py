@@ -32,7 +32,6 @@ initialisation have 5e-4)."""
 
 MOST_DROPPED = 0.9
 """Rate of dropout from which a network hardly learns (Srivastava et al. 2014, figure 9a: the training error rises, too, where a tenth of the units is left)."""
-SMALL_FRAC = 0.05  # frozen random parameters up to this share of all are taken for a design, such as random features or fixed positions (rule of thumb)
 
 
 def part(facts: Facts, name: str) -> Facts | None:
@@ -200,17 +199,21 @@ def _positive(value: Any) -> bool:
     return isinstance(value, (int, float)) and value > 0
 
 
-def diagnose_parameters(record: RecordLike) -> Diagnosis:
+def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diagnosis:
     """Say whether parameters that are not trained, frozen or never given to the optimizer, hold anything but their random initialisation.
 
     Loaded weights are frozen for good reasons; random ones are features that nobody chose.
+
+    Args:
+        small_frac: frozen random parameters up to this share of all are taken for a design, such as random features or fixed
+            positions (rule of thumb).
     """
     facts = record.facts.get("parameters")
     if not facts:
         reason = why_missing(record.facts, "parameters", "the parameters that are not trained were not examined")
         return Diagnosis.of(record, [PARAMETER_CODES.finding(code, "not_measured", reason) for code in PARAMETER_CODES])
     total = max(int(facts["numbers"]), 1)
-    return Diagnosis.of(record, [frozen(facts["frozen"], total, SMALL_FRAC), _unowned(facts, total)])
+    return Diagnosis.of(record, [frozen(facts["frozen"], total, small_frac), _unowned(facts, total)])
 
 
 def frozen(rows: Sequence[Facts], total: int, small: float) -> Finding:

@@ -27,24 +27,37 @@ _NO_STEP = "the data holds values that are not finite, so no step was taken"
 _NO_CLASS = "the model has no output for some of the targets, so that there is no loss"
 Facts = Mapping[str, Any]
 _FEWEST_CLASSES = 5  # with fewer, classes that overlap have as even a tail as wrong labels
-INIT_LOSS_RATIO = 1.5  # the initial loss may be this many times that of guessing uniformly (rule of thumb: a fresh classifier should know nothing, and not be confident of it)
-INIT_LOSS_EXCESS = 1.0  # nats that it may lie above that in any case: independent logits of deviation s cost about s**2 / 2, and a linear layer of few inputs as torch draws it reaches 0.6 (rule of thumb)
-# the fresh outputs of a regression may vary this many times as much as the targets (rule of thumb)
-INIT_SPREAD_RATIO = 30.0
-INIT_OFFSET = 10.0  # standard deviations of the targets that they may lie from their mean (rule of thumb)
-MIN_CLASS_FRAC = 0.0  # smallest share of the training examples that a class may have; 0 asks for one example
-CUT_SHARE = 0.1  # share of the trained parameters, or of their tensors, from which on it is a failure that the forward pass uses them and no gradient reaches them, or that the optimizer leaves them as they are (rule of thumb)
-UNUSED_SHARE = 0.2  # share of the trained parameters that the forward pass may leave unused (rule of thumb: a head that is not needed has less)
-CANCELLED_SHARE = 0.02  # share of them that may have a gradient of 0 in the graph: a bias cancels in a difference of two outputs of one net, or before a norm (rule of thumb)
-WRONG_SHARE = 0.1  # of wrong labels, from which on it matters (rule of thumb)
-EVEN = 0.5  # the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb)
-FEWEST = 20  # labels in the lower half
-APART = 0.15  # distance of the shares of classes from which on that alone moves an accuracy (rule of thumb)
-ALPHA = 1e-4  # chance at which inputs are called different (rule of thumb)
 
 
-def diagnose_preflight(record: RecordLike) -> Diagnosis:
-    """Judge the facts that were collected before training."""
+def diagnose_preflight(
+    record: RecordLike,
+    *,
+    init_loss_ratio: float = 1.5,
+    init_loss_excess: float = 1.0,
+    init_spread_ratio: float = 30.0,
+    init_offset: float = 10.0,
+    min_class_frac: float = 0.0,
+    cut_share: float = 0.1,
+    unused_share: float = 0.2,
+    cancelled_share: float = 0.02,
+) -> Diagnosis:
+    """Judge the facts that were collected before training.
+
+    Args:
+        init_loss_ratio: the initial loss may be this many times that of guessing uniformly (rule of thumb: a fresh
+            classifier should know nothing, and not be confident of it).
+        init_loss_excess: nats that it may lie above that in any case: independent logits of deviation s cost about s**2 / 2, and a linear
+            layer of few inputs as torch draws it reaches 0.6 (rule of thumb).
+        init_spread_ratio: the fresh outputs of a regression may vary this many times as much as the targets (rule of thumb).
+        init_offset: standard deviations of the targets that they may lie from their mean (rule of thumb).
+        min_class_frac: smallest share of the training examples that a class may have; 0 asks for one example.
+        cut_share: share of the trained parameters, or of their tensors, from which on it is a failure that the forward pass
+            uses them and no gradient reaches them, or that the optimizer leaves them as they are (rule of thumb).
+        unused_share: share of the trained parameters that the forward pass may leave unused (rule of thumb: a head that is not
+            needed has less).
+        cancelled_share: share of them that may have a gradient of 0 in the graph: a bias cancels in a difference of two outputs of one
+            net, or before a norm (rule of thumb).
+    """
     facts, one_batch = record.facts.get("preflight"), record.facts.get("one_batch") or {}
     if not facts:
         reason = "this study made no checks before training; `workbench diagnose` does"
@@ -52,13 +65,17 @@ def diagnose_preflight(record: RecordLike) -> Diagnosis:
     unowned = {str(row["name"]) for row in (record.facts.get("parameters") or {}).get("unowned", ())}
     findings = (
         _nonfinite(facts),
-        _labels(facts, record.facts.get("data") or {}),
+        _labels(facts, record.facts.get("data") or {}, min_class_frac),
         initial_loss(
             facts,
             one_batch,
+            ratio=init_loss_ratio,
+            excess=init_loss_excess,
+            spread_ratio=init_spread_ratio,
+            offset=init_offset,
         ),
-        _no_gradient(facts, one_batch),
-        _no_update(facts, unowned),
+        _no_gradient(facts, one_batch, cut_share, unused_share, cancelled_share),
+        _no_update(facts, unowned, cut_share),
     )
     return Diagnosis.of(record, findings)
 
@@ -107,7 +124,7 @@ def _nonfinite(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _labels(facts: Facts, data: Facts) -> Finding:
+def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     counts, wrong, say = facts["train"]["class_counts"], misnumbered(facts), partial(CODES.finding, "data.labels")
     if wrong:
         return say(
@@ -132,7 +149,7 @@ def _labels(facts: Facts, data: Facts) -> Finding:
     if counts is None:
         said = "Does not apply: the loss is not one of classification(...), so the targets are not classes that could be counted."
         return CODES.finding("data.labels", "ok", said)
-    rare = [k for k, n in enumerate(counts) if n <= MIN_CLASS_FRAC * total]
+    rare = [k for k, n in enumerate(counts) if n <= min_class_frac * total]
     if len(counts) > MOST_OUTPUTS or tokens or not rare:
         said = f"All targets lie in 0 to {len(counts) - 1}; the rarest class has {min(counts)} of {total} examples."
         return say("ok", said, value=float(min(counts)), unit="examples")
@@ -167,7 +184,15 @@ def wrong_targets(data: Facts, evidence: Facts, *, share: float = 0.1) -> Findin
     )  # fmt: skip
 
 
-def initial_loss(facts: Facts, one_batch: Facts) -> Finding:
+def initial_loss(
+    facts: Facts,
+    one_batch: Facts,
+    *,
+    ratio: float = 1.5,
+    excess: float = 1.0,
+    spread_ratio: float = 30.0,
+    offset: float = 10.0,
+) -> Finding:
     """Judge the loss of the fresh model by that of guessing, or its outputs by the targets; see `diagnose_preflight`."""
     code, classes, asked = "init.loss", facts["train"]["classes"], one_batch.get("loss") or {}
     losses = (facts["train"]["loss"], facts["first_loss"])
@@ -186,8 +211,8 @@ def initial_loss(facts: Facts, one_batch: Facts) -> Finding:
         chance, classes = asked["ignorant"], asked["classes"]
         said = f"equal logits give {chance:.4g}"
     else:
-        return _init_scale(losses[0], one_batch)
-    limit = max(INIT_LOSS_RATIO * chance, chance + INIT_LOSS_EXCESS)
+        return _init_scale(losses[0], one_batch, spread_ratio, offset)
+    limit = max(ratio * chance, chance + excess)
     said, wrong = f"The initial loss is {loss:.4g}; {said}", loss > limit
     return CODES.finding(
         code, "warn" if wrong else "ok", f"{said}: the untrained model is confidently wrong." if wrong else f"{said}.", value=loss, unit="loss",
@@ -195,7 +220,7 @@ def initial_loss(facts: Facts, one_batch: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _init_scale(loss: float, one_batch: Facts) -> Finding:
+def _init_scale(loss: float, one_batch: Facts, spread_limit: float, offset_limit: float) -> Finding:
     """Judge a regression: its fresh outputs may be wrong, but neither vary far more than the targets nor lie far from them."""
     asked, outputs = one_batch.get("loss") or {}, one_batch.get("spread") or {}
     targets, spread, mean = asked.get("target_spread"), outputs.get("spread"), outputs.get("mean")
@@ -207,20 +232,22 @@ def _init_scale(loss: float, one_batch: Facts) -> Finding:
     evidence = {
         "loss": loss, "output_spread": spread, "output_mean": mean, "target_spread": targets, "target_mean": asked["target_mean"],
     }  # fmt: skip
-    if ratio > INIT_SPREAD_RATIO:
+    if ratio > spread_limit:
         return say(
             "warn", f"The fresh model's outputs vary {ratio:.3g} times as much as the targets.",
-            value=ratio, unit="times", threshold=INIT_SPREAD_RATIO, evidence=evidence, advice=_SMALLER,
+            value=ratio, unit="times", threshold=spread_limit, evidence=evidence, advice=_SMALLER,
         )  # fmt: skip
-    say = partial(say, value=offset, unit="deviations", threshold=INIT_OFFSET, evidence=evidence)
+    say = partial(say, value=offset, unit="deviations", threshold=offset_limit, evidence=evidence)
     said = f"The fresh model's outputs lie {offset:.3g} standard deviations of the targets from their mean"
-    if offset <= INIT_OFFSET:
+    if offset <= offset_limit:
         return say("ok", f"{said}.")
     advice = ["Standardise the targets, or begin the last layer's bias at their mean."]
     return say("warn", f"{said}: training has to find their mean first.", advice=advice)
 
 
-def _no_gradient(facts: Facts, one_batch: Facts) -> Finding:
+def _no_gradient(
+    facts: Facts, one_batch: Facts, cut_share: float, unused_share: float, cancelled_share: float
+) -> Finding:
     """Judge tensors that got no gradient in the first step, nor in those in which one batch was fitted."""
     code, tensors, frozen = "loop.no_gradient", facts["tensors"], facts["frozen"]
     layers, later = one_batch.get("layers") or {}, (one_batch.get("fit") or {}).get("without_gradient")
@@ -236,21 +263,21 @@ def _no_gradient(facts: Facts, one_batch: Facts) -> Finding:
         kept = f"; {len(frozen)} are frozen on purpose" if frozen else ""
         return say("ok", f"Every one of {tensors} trained parameter tensors gets a gradient{kept}.")
     if cut:
-        heavy = _share_of_parameters(facts, cut) >= CUT_SHARE or len(cut) >= tensors / 4
+        heavy = _share_of_parameters(facts, cut) >= cut_share or len(cut) >= tensors / 4
         return say(
-            "fail" if heavy else "warn", threshold=CUT_SHARE,
+            "fail" if heavy else "warn", threshold=cut_share,
             summary=f"{_share_of_parameters(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {named(cut, shown=4)}.",
             advice=["Look for detach(), no_grad(), .item(), .data or NumPy behind them; freeze on purpose with requires_grad_(False)."],
         )  # fmt: skip
     if len(unused) == len(names):
-        few_enough = share < UNUSED_SHARE
+        few_enough = share < unused_share
         return say(
             "ok" if few_enough else "warn", f"{share:.0%} of the trained parameters are not used by the forward pass: {few}.",
-            threshold=UNUSED_SHARE, advice=() if few_enough else ["Call the layers in forward, or delete them."],
+            threshold=unused_share, advice=() if few_enough else ["Call the layers in forward, or delete them."],
         )  # fmt: skip
-    if share <= CANCELLED_SHARE:
+    if share <= cancelled_share:
         said = f"{len(names)} of {tensors} parameter tensors, {share:.1%} of the parameters, have no effect on the loss: {few}."
-        return say("ok", said, threshold=CANCELLED_SHARE)
+        return say("ok", said, threshold=cancelled_share)
     return say(
         "fail" if len(names) == tensors else "warn", f"{len(names)} of {tensors} parameter tensors get no gradient: {few}.",
         advice=[
@@ -260,19 +287,19 @@ def _no_gradient(facts: Facts, one_batch: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _no_update(facts: Facts, unowned: set[str]) -> Finding:
+def _no_update(facts: Facts, unowned: set[str], limit: float) -> Finding:
     """Judge tensors that got a gradient and no update; those that the optimizer was not given are `diagnose_parameters`' business."""
     code = "loop.no_update"
     names = [name for name in facts["no_update"] if name not in facts["no_gradient"] and name not in unowned]
     evidence = {"parameters": names, "frozen_on_purpose": facts["frozen"], "tensors": facts["tensors"]}
     share = _share_of_parameters(facts, names)
-    say = partial(CODES.finding, code, value=share, unit="share", threshold=CUT_SHARE, evidence=evidence)
+    say = partial(CODES.finding, code, value=share, unit="share", threshold=limit, evidence=evidence)
     if not facts["tensors"]:
         return CODES.not_measured(code, _NO_CLASS if misnumbered(facts) else _NO_STEP)
     if not names:
         return say("ok", "Every parameter tensor that gets a gradient gets an update.")
     return say(
-        "fail" if share >= CUT_SHARE else "warn",
+        "fail" if share >= limit else "warn",
         f"{share:.0%} of the trained parameters get a gradient, but the optimizer does not move them: {named(names, shown=4)}.",
         advice=["Give the optimizer all of model.parameters(), after every layer is made; freeze on purpose with requires_grad_(False)."],
     )  # fmt: skip
@@ -284,12 +311,17 @@ def _share_of_parameters(facts: Facts, names: Sequence[str]) -> float:
     return float(sum(sizes.get(name, 0) for name in names) / max(1, facts["parameters"]))
 
 
-def wrong_labels(facts: Facts) -> dict[str, float] | None:
+def wrong_labels(facts: Facts, *, share: float = 0.1, even: float = 0.5, fewest: int = 20) -> dict[str, float] | None:
     """Return what share of the labels is wrong at random; None where they do not look so.
 
     Examples that are hard to tell apart have labels among the few classes that come into question. Labels that are wrong at random fall
     on all others alike, those that come into question last as well: where the ranks that the yardsticks give to the labels
     have such an even tail behind a first place that is mostly right.
+
+    Args:
+        share: of wrong labels, from which on it matters (rule of thumb).
+        even: the lower half of the ranks below the first, over the upper half; 1 is even (rule of thumb).
+        fewest: labels in the lower half.
     """
     ranks = (facts.get("yardsticks") or {}).get("ranks")
     if not ranks or len(ranks) < _FEWEST_CLASSES:
@@ -298,21 +330,21 @@ def wrong_labels(facts: Facts) -> dict[str, float] | None:
     half = (len(counts) - 1) // 2
     upper, lower = counts[1 : len(counts) - half], counts[len(counts) - half :]
     wrong = float(lower.mean()) * (len(counts) - 1) / counts.sum()
-    if (
-        wrong < WRONG_SHARE
-        or lower.sum() < FEWEST
-        or counts[0] < counts.sum() / 2
-        or lower.mean() < EVEN * upper.mean()
-    ):
+    if wrong < share or lower.sum() < fewest or counts[0] < counts.sum() / 2 or lower.mean() < even * upper.mean():
         return None
     return {"share": float(wrong), "right": float(counts[0] / counts.sum())}
 
 
-def wrong_in_training(facts: Facts) -> dict[str, float] | None:
+def wrong_in_training(facts: Facts, *, share: float = 0.1, apart: float = 0.15, alpha: float = 1e-4) -> dict[str, float] | None:  # fmt: skip
     """Return how many targets of training rows a model predicts that never saw them, and how many of validation, where that is far more.
 
     Both are drawn from one population, as far as inputs and classes tell, and no validation row is in training: then a model that errs half
     as often there was fitted to targets of which many are wrong, at random or by a rule of their own.
+
+    Args:
+        share: of the targets by which the two differ at least (rule of thumb).
+        apart: distance of the shares of classes from which on that alone moves an accuracy (rule of thumb).
+        alpha: chance at which inputs are called different (rule of thumb).
     """
     found, shift = facts.get("yardsticks") or {}, facts.get("shift", {}).get("validation")
     carried, held = found.get("carried"), ((facts.get("overlap") or {}).get("splits") or {}).get("validation")
@@ -321,9 +353,9 @@ def wrong_in_training(facts: Facts) -> dict[str, float] | None:
     own, theirs = max(found["score"].values()), carried["score"]
     spread = float(np.sqrt(own * (1 - own) * (1 / carried["rows"] + 1 / found["rows"])))
     inputs, targets = shift["inputs"], shift["targets"]
-    differ = "reason" not in inputs and any(test["p"] * inputs["tests"] < ALPHA for test in inputs["worst"])
-    if differ or targets.get("distance", 1.0) >= APART or held["exact"] + held["near"] > 0.01 * held["rows"]:
+    differ = "reason" not in inputs and any(test["p"] * inputs["tests"] < alpha for test in inputs["worst"])
+    if differ or targets.get("distance", 1.0) >= apart or held["exact"] + held["near"] > 0.01 * held["rows"]:
         return None
-    if theirs - own < max(WRONG_SHARE, 6 * spread) or 1 - theirs > (1 - own) / 2:
+    if theirs - own < max(share, 6 * spread) or 1 - theirs > (1 - own) / 2:
         return None
     return {"predicted": own, "validation": theirs, "share": 1 - own / theirs}

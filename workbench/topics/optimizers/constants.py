@@ -172,8 +172,6 @@ def _decay(found: Mapping[str, list[Replaced]], constants: Mapping[str, float]) 
 FloatArray = NDArray[np.float64]
 MEMORY_FIELD = {"adam": "beta2", "nadam": "beta2", "adamw": "beta2", "rmsprop": "rho"}
 """The config field that says how far back a rule's second moment reaches."""
-BEFORE_STEPS = 8  # how many steps before the rise to look (the same source: spikes follow within 1 to 8 steps)
-MIN_MEMORY_STEPS = 50.0  # a rule that reaches back fewer steps has no long memory (rule of thumb)
 
 
 class StaleMoment(NamedTuple):
@@ -210,26 +208,30 @@ def shorter(memory: float, factor: float) -> float:
     return round(1.0 - factor * (1.0 - memory), 12)
 
 
-def stale_moments(record: RecordLike, *, ratio: float = 2.3) -> list[StaleMoment]:
+def stale_moments(
+    record: RecordLike, *, ratio: float = 2.3, before_steps: int = 8, min_memory_steps: float = 50.0
+) -> list[StaleMoment]:
     """Return for each adaptive rule the rise at its smallest learning rate that began with an out-of-date second moment.
 
     Args:
         ratio: from which factor on a second moment is out of date (the threshold of Wortsman et al. for single tensors; for the
             norm over all parameters a rule of thumb).
+        before_steps: how many steps before the rise to look (the same source: spikes follow within 1 to 8 steps).
+        min_memory_steps: a rule that reaches back fewer steps has no long memory (rule of thumb).
     """
     found = []
     for name in (n for n in rules_in(record) if n in MEMORY_FIELD):
         view, field = rule_view(record, name), MEMORY_FIELD[name]
         memory = float(view.config[field])
-        if 1.0 / (1.0 - memory) < MIN_MEMORY_STEPS:
+        if 1.0 / (1.0 - memory) < min_memory_steps:
             continue
         trials = sorted(judge(view.full_length, view.full_length), key=lambda item: (item.curve.lr, item.curve.seed))
-        hits = (hit for item in trials for hit in _rises(item, field, memory) if hit.ratio >= ratio)
+        hits = (hit for item in trials for hit in _rises(item, field, memory, before_steps) if hit.ratio >= ratio)
         found += [hit for hit in [next(hits, None)] if hit is not None]
     return found
 
 
-def _rises(item: TrialVerdict, field: str, memory: float) -> Iterator[StaleMoment]:
+def _rises(item: TrialVerdict, field: str, memory: float, before_steps: int) -> Iterator[StaleMoment]:
     """Yield each rise with the step about its onset at which the second moment was most out of date, and by how much."""
     steps, half = item.curve.steps, item.verdict.width // 2
     if "grad_norm" not in steps.columns or not item.verdict.rises:
@@ -237,7 +239,7 @@ def _rises(item: TrialVerdict, field: str, memory: float) -> Iterator[StaleMomen
     ratios = staleness(steps["grad_norm"].to_numpy(dtype=np.float64), memory)
     for rise in item.verdict.rises:
         onset = item.curve.row(rise.onset_step)
-        low = max(onset - BEFORE_STEPS - half, 0)
+        low = max(onset - before_steps - half, 0)
         window = ratios[low : onset + 2 + half]
         if np.isfinite(window).any():
             at = int(np.nanargmax(window))

@@ -24,25 +24,41 @@ CODES = Codes({
     "optimizers.better": "F2.3", "optimizers.rule_mismatch": "F7.4", "optimizers.stale_second_moment": "F7.5",
 })  # fmt: skip
 ONE_FORM = ("sgd", "momentum", "nesterov")
-TRAINS_FRAC = 0.1  # an lr trains where its end loss is above the rule's best by no more than this share of what the rule learned (rule of thumb)
-NOISE_SDS = 2.0  # standard errors of a paired difference that count as equal
-MATERIAL_FRAC = 0.01  # share of what was learned by which end losses have to differ to count (rule of thumb)
-STALE_RATIO = 2.3  # by which factor a step is longer than steady gradients make it, for its second moment to be out of date (Wortsman et al. 2023, arXiv:2304.13013, for single tensors; here a rule of thumb)
 
 
-def diagnose_optimizers(record: RecordLike, *, gain_frac: float = 0.001) -> Diagnosis:
+def diagnose_optimizers(
+    record: RecordLike,
+    *,
+    trains_frac: float = 0.1,
+    noise_sds: float = 2.0,
+    material_frac: float = 0.01,
+    gain_frac: float = 1e-3,
+    false_adoption: float = 0.1,
+    wider_decades: float = 0.3,
+    stale_ratio: float = 2.3,
+) -> Diagnosis:
     """Hold the update rules of a study against each other, and look for what goes wrong with one of them.
 
     Args:
         record: a study of rules, or any study: what was not tried is `not_measured`.
+        trains_frac: an lr trains where its end loss is above the rule's best by no more than this share of what the rule learned
+            (rule of thumb).
+        noise_sds: standard errors of a paired difference that count as equal.
+        material_frac: share of what was learned by which end losses have to differ to count (rule of thumb).
         gain_frac: the same for the selected metric (rule of thumb: rounding decides about less).
+        false_adoption: another rule is better where its mean gain over fresh seeds would come by chance less often than this
+            (rule of thumb).
+        wider_decades: by how many decades another rule's range has to be wider for certain (rule of thumb: 0.3 is a factor of
+            2; under another seed the edge of a network moves by up to a fifth).
+        stale_ratio: by which factor a step is longer than steady gradients make it, for its second moment to be out of date
+            (Wortsman et al. 2023, arXiv:2304.13013, for single tensors; here a rule of thumb).
     """
     study = judged(record)
-    noise = {"noise_sds": NOISE_SDS, "material_frac": MATERIAL_FRAC}
-    ranges = read_ranges(study, trains_frac=TRAINS_FRAC)
-    held = contest(study, ranges, gain_frac=gain_frac)
-    wider = wider_than(study, ranges, **noise)
-    findings = (_better(study, ranges, held, wider), _mismatch(study, noise), _stale(study, ranges))
+    noise = {"noise_sds": noise_sds, "material_frac": material_frac}
+    ranges = read_ranges(study, trains_frac=trains_frac)
+    held = contest(study, ranges, gain_frac=gain_frac, false_adoption=false_adoption)
+    wider = wider_than(study, ranges, wider_decades=wider_decades, **noise)
+    findings = (_better(study, ranges, held, wider), _mismatch(study, noise), _stale(study, ranges, stale_ratio))
     return Diagnosis.of(study, findings)
 
 
@@ -133,7 +149,7 @@ def _mismatch(study: JudgedStudy, noise: Mapping[str, float]) -> Finding:
     )  # fmt: skip
 
 
-def _stale(study: JudgedStudy, ranges: Mapping[str, RuleRange]) -> Finding:
+def _stale(study: JudgedStudy, ranges: Mapping[str, RuleRange], ratio: float) -> Finding:
     """Say whether a rise of the loss came from a second moment out of date: a shorter memory takes it away."""
     code = "optimizers.stale_second_moment"
     adaptive = [name for name in ranges if name in MEMORY_FIELD]
@@ -141,8 +157,8 @@ def _stale(study: JudgedStudy, ranges: Mapping[str, RuleRange]) -> Finding:
         return CODES.not_measured(code, "no rule with a second moment was trained")
     if "grad_norm" not in study.steps.columns or not study.steps["grad_norm"].notna().any():
         return CODES.not_measured(code, "no gradient norm was recorded")
-    hits = [hit for hit in stale_moments(study, ratio=STALE_RATIO) if matters(hit, ranges)]
-    known: dict[str, Any] = {"unit": "length of a step / that of steady gradients", "threshold": STALE_RATIO}
+    hits = [hit for hit in stale_moments(study, ratio=ratio) if matters(hit, ranges)]
+    known: dict[str, Any] = {"unit": "length of a step / that of steady gradients", "threshold": ratio}
     if not hits:
         summary = f"No rise of the loss with {', '.join(adaptive)} began with a second moment out of date."
         return CODES.finding(code, "ok", summary, evidence={"rules": adaptive}, **known)

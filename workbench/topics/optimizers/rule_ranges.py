@@ -20,8 +20,6 @@ from workbench.record.json_values import number
 from workbench.record.roles import POINTS, Role
 
 _NO_POINTS = (Role.OPTIMIZERS_RANGE, Role.OPTIMIZERS_SEEDS, Role.OPTIMIZERS_TWIN)
-FALSE_ADOPTION = 0.1  # another rule is better where its mean gain over fresh seeds would come by chance less often than this (rule of thumb)
-WIDER_DECADES = 0.3  # by how many decades another rule's range has to be wider for certain (rule of thumb: 0.3 is a factor of 2; under another seed the edge of a network moves by up to a fifth)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,16 +255,18 @@ def rival(ranges: Mapping[str, RuleRange]) -> RuleRange | None:
     return min(others, key=lambda found: found.sign * (found.selected or 0.0), default=None)
 
 
-def contest(record: RecordLike, ranges: Mapping[str, RuleRange], *, gain_frac: float) -> Contest | None:
+def contest(
+    record: RecordLike, ranges: Mapping[str, RuleRange], *, gain_frac: float, false_adoption: float
+) -> Contest | None:
     """Hold the best other rule against the baseline's; None where one of them has no checkpoint to select.
 
-    A gain below the share `gain_frac` of what was learned does not count.
+    A gain below the share `gain_frac` of what was learned does not count; for `false_adoption` see `prove`.
     """
     own, other = next(iter(ranges.values()), None), rival(ranges)
     if own is None or other is None or own.selected is None or other.selected is None:
         return None
     arms = [dict(record.config) | {"optimizer": each.optimizer, "peak_lr": each.selected_lr} for each in (own, other)]
-    fresh = prove(record, baseline=arms[0], candidate=arms[1], limit=FALSE_ADOPTION)
+    fresh = prove(record, baseline=arms[0], candidate=arms[1], limit=false_adoption)
     numbers = [int(each.selected_trial or 0) for each in (own, other)]
     learned = _learned(record, own, other)
     if fresh is not None:
@@ -288,7 +288,7 @@ def contest(record: RecordLike, ranges: Mapping[str, RuleRange], *, gain_frac: f
 
 
 def wider_than(
-    record: RecordLike, ranges: Mapping[str, RuleRange], *, noise_sds: float, material_frac: float
+    record: RecordLike, ranges: Mapping[str, RuleRange], *, noise_sds: float, material_frac: float, wider_decades: float
 ) -> list[tuple[RuleRange, float]]:
     """Return the rules whose range is wider than that of the baseline's for certain, with by how many decades; widest first."""
     own = next(iter(ranges.values()), None)
@@ -301,7 +301,7 @@ def wider_than(
             worse, error = paired_difference(curves[other.trial], curves[own.trial])
             se = error if math.isfinite(error) else 0.0
         bar = max(noise_sds * se, material_frac * max(own.progress, other.progress))
-        if more >= WIDER_DECADES and worse <= bar:
+        if more >= wider_decades and worse <= bar:
             found.append((other, more))
     return sorted(found, key=lambda pair: -pair[1])
 

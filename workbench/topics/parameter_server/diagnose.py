@@ -26,23 +26,40 @@ from workbench.topics.parameter_server.server_load import (
 )
 
 WINDOW = 31  # updates over which the course of a curve is taken out before it is held against staleness (rule of thumb)
-IMBALANCE_LIMIT = 1.2  # load of the busiest server over the mean of all (rule of thumb)
-LEAST_APPLY = 0.05  # share of the training's time that servers must spend on applying gradients, for that time to be compared between servers (rule of thumb: below it is noise)
-LATE = 2.0  # 95th percentile of the staleness over the number of other workers. Workers of one speed that never rest have a mean of 1 (rule of thumb)
-LEAST_WORK = 0.5  # share of their time that workers should compute or wait for their own data (rule of thumb: half)
-GAIN = 1.1  # times as fast, for more workers to count as a help, where numbers of workers were timed (rule of thumb)
-MIN_UPDATES = 30  # below which neither staleness nor time is judged (rule of thumb)
-ALPHA = 0.01  # chance of calling noise a relation between staleness and loss
 
 
-def diagnose_parameter_server(record: Audited, *, trial: int | None = None, hot_ratio: float = 1.1) -> Diagnosis:
+def diagnose_parameter_server(
+    record: Audited,
+    *,
+    trial: int | None = None,
+    imbalance_limit: float = 1.2,
+    least_apply: float = 0.05,
+    hot_requests: float = 0.5,
+    hot_ratio: float = 1.1,
+    late: float = 2.0,
+    least_work: float = 0.5,
+    alpha: float = 0.01,
+    gain: float = 1.1,
+    min_updates: int = 30,
+) -> Diagnosis:
     """Judge one trial on parameter servers.
 
     Args:
         record: of `ParameterServerTrainer`, of a study that had it as its trainer, or of `audit_parameter_server`; its facts hold
             "parameter_server".
         trial: which one; None is the first that has such facts.
+        imbalance_limit: load of the busiest server over the mean of all (rule of thumb).
+        least_apply: share of the training's time that servers must spend on applying gradients, for that time to be compared
+            between servers (rule of thumb: below it is noise).
+        hot_requests: requests a step from which a variable on one server is asked for all the time (rule of thumb: every second
+            step).
         hot_ratio: requests to its server over the mean of all servers, for that to matter (rule of thumb).
+        late: 95th percentile of the staleness over the number of other workers. Workers of one speed that never rest have a mean
+            of 1 (rule of thumb).
+        least_work: share of their time that workers should compute or wait for their own data (rule of thumb: half).
+        alpha: chance of calling noise a relation between staleness and loss.
+        gain: times as fast, for more workers to count as a help, where numbers of workers were timed (rule of thumb).
+        min_updates: below which neither staleness nor time is judged (rule of thumb).
 
     Returns:
         `ps.imbalance`, `ps.hotspot`, `ps.staleness` and `ps.bound`, once each. The evidence of `ps.bound` has its "cause":
@@ -64,12 +81,12 @@ def diagnose_parameter_server(record: Audited, *, trial: int | None = None, hot_
     facts, rows = found[str(judged)], getattr(record, "steps", pd.DataFrame())
     if "trial" in rows:
         rows = rows[rows["trial"] == judged]
-    bounded = bound(facts, least_work=LEAST_WORK, balanced=IMBALANCE_LIMIT, min_updates=MIN_UPDATES)
+    bounded = bound(facts, least_work=least_work, balanced=imbalance_limit, min_updates=min_updates)
     findings = [
-        imbalance(facts, limit=IMBALANCE_LIMIT, least_apply=LEAST_APPLY),
-        hotspot(facts, ratio_limit=hot_ratio),
-        staleness(facts, rows, late=LATE, min_updates=MIN_UPDATES, alpha=ALPHA),
-        _with_saturation(bounded, record),
+        imbalance(facts, limit=imbalance_limit, least_apply=least_apply),
+        hotspot(facts, per_step=hot_requests, ratio_limit=hot_ratio),
+        staleness(facts, rows, late=late, min_updates=min_updates, alpha=alpha),
+        _with_saturation(bounded, record, gain),
     ]
     return Diagnosis.of(record, findings)
 
@@ -240,7 +257,7 @@ def server_advice(ratios: Mapping[str, float], applied: float, balanced: float) 
     ]
 
 
-def _with_saturation(finding: Finding, record: Audited) -> Finding:
+def _with_saturation(finding: Finding, record: Audited, gain: float) -> Finding:
     """Add where more workers stop helping, of the runs that were timed with one update a closure."""
     if finding.status == "not_measured" or not record.facts.get("parameter_server_runs"):
         return finding
@@ -248,7 +265,7 @@ def _with_saturation(finding: Finding, record: Audited) -> Finding:
     table = table[(table["steps_per_closure"] == "1") & (table["name"] != "sharded")]
     if table["workers"].nunique() < 2:
         return finding
-    flat = saturation(table["workers"], table["updates_per_s"], gain=GAIN)
+    flat = saturation(table["workers"], table["updates_per_s"], gain=gain)
     rates = table.groupby("workers")["updates_per_s"].median()
     best = f"{rates.idxmax()} were the fastest" if flat is None else f"more than {flat} were not faster"
     said = f"{finding.summary} Timed with 1 to {table['workers'].max()} workers, {best}."

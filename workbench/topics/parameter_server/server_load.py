@@ -18,7 +18,6 @@ MEASURES = {"bytes": "bytes", "requests": "requests", "apply_s": "apply time"}
 _SHARED = re.compile(r"(@|/shard_)\d+$")
 _SMALL = 1024  # bytes a request up to which moving a value costs nothing beside asking for it (rule of thumb)
 SPLIT = "variable_partitioner=FixedShardsPartitioner(number of servers)"
-HOT_REQUESTS = 0.5  # requests a step from which a variable on one server is asked for all the time (rule of thumb: every second step)
 
 
 def server_load(facts: Mapping[str, Any]) -> pd.DataFrame:
@@ -99,7 +98,7 @@ def imbalance(facts: Mapping[str, Any], *, limit: float, least_apply: float) -> 
     return replace(CODES.finding("ps.imbalance", "warn", uneven, advice=(advice,), **numbers), clause=clause)
 
 
-def hotspot(facts: Mapping[str, Any], *, ratio_limit: float) -> Finding:
+def hotspot(facts: Mapping[str, Any], *, per_step: float, ratio_limit: float) -> Finding:
     """Return `ps.hotspot`: a variable on one server that is asked for in every step, while the other servers are not."""
     servers, steps, table = len(facts.get("servers") or ()), number(facts.get("steps")), server_load(facts)
     if not servers or not steps > 0 or not np.isfinite(table["requests"]).all() or not table["requests"].sum() > 0:
@@ -107,7 +106,7 @@ def hotspot(facts: Mapping[str, Any], *, ratio_limit: float) -> Finding:
         return CODES.not_measured("ps.hotspot", why)
     asked = _sums(table, "requests", servers)
     evidence: dict[str, Any] = {"requests": asked, "steps": steps, "servers": servers}
-    numbers: dict[str, Any] = {"value": 0.0, "unit": "requests a step", "threshold": HOT_REQUESTS, "evidence": evidence}
+    numbers: dict[str, Any] = {"value": 0.0, "unit": "requests a step", "threshold": per_step, "evidence": evidence}
     spread = table.groupby("group")["server"].nunique()
     single = table[~table["trained"] & (table["group"].map(spread) < max(2, servers))]
     if servers == 1 or single.empty:
@@ -121,8 +120,8 @@ def hotspot(facts: Mapping[str, Any], *, ratio_limit: float) -> Finding:
     evidence |= {"variable": top["block"], "server": int(top["server"]), "ratio": ratio, "bytes_a_request": each}
     numbers["value"] = asked_for
     told = f"{top['block']!r} on ps {top['server']} is asked for {asked_for:.2g} times a step"
-    if asked_for < HOT_REQUESTS or not ratio > ratio_limit:
-        why = "" if asked_for < HOT_REQUESTS else f", and its server has {ratio:.2f} times the mean of all requests"
+    if asked_for < per_step or not ratio > ratio_limit:
+        why = "" if asked_for < per_step else f", and its server has {ratio:.2f} times the mean of all requests"
         return CODES.finding("ps.hotspot", "ok", f"{told}{why}: no hotspot.", **numbers)
     advice = (
         "Compute it from the step where it is used, such as an lr by its schedule: then it is never requested.",

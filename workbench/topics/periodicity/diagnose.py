@@ -24,8 +24,6 @@ STAIRCASE = 0.5
 """Share of the pattern within an epoch that a drop at its start and a straight way from there explains (rule of thumb)."""
 SAME = 0.1
 """Two periods within a tenth of each other are one (rule of thumb)."""
-# chance of calling a clean run periodic, all its curves together (measured: tests/benchmarks/periodicity.py)
-ALPHA = 0.01
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def periodic_series(record: RecordLike, *, alpha: float = 0.01, trial: int | Non
     ]
 
 
-def diagnose_periodicity(record: RecordLike, *, trial: int | None = None) -> Diagnosis:
+def diagnose_periodicity(record: RecordLike, *, alpha: float = 0.01, trial: int | None = None) -> Diagnosis:
     """Tell whether a metric repeats itself, by how many steps, and why.
 
     With shuffled data the metrics of a run have no period. A pattern in a validation or test metric points to training data
@@ -66,16 +64,17 @@ def diagnose_periodicity(record: RecordLike, *, trial: int | None = None) -> Dia
     healthy. A schedule with that period explains it as well.
 
     Args:
+        alpha: chance of calling a clean run periodic, all its curves together (measured: tests/benchmarks/periodicity.py).
         trial: whose curves; None is the baseline, or the trial with most evaluations where the baseline has too few.
 
     Returns:
         `evaluation.periodic`.
     """
-    finding = _judge(record, periodic_series(record, alpha=ALPHA, trial=trial))
+    finding = _judge(record, periodic_series(record, alpha=alpha, trial=trial), alpha)
     return Diagnosis.of(record, (finding,))
 
 
-def _judge(record: RecordLike, series: Sequence[Series]) -> Finding:
+def _judge(record: RecordLike, series: Sequence[Series], alpha: float) -> Finding:
     if not series:
         return CODES.not_measured("evaluation.periodic", "the record has no trial with a curve")
     epoch = series[0].epoch
@@ -83,7 +82,7 @@ def _judge(record: RecordLike, series: Sequence[Series]) -> Finding:
     training = next((s for s in series if s.name == "train/loss"), None)
     kept = ("reason", "p", "period", "harmonic", "epoch_seen", "share", "size")
     evidence: dict[str, Any] = {
-        "trial": series[0].trial, "epoch_steps": epoch, "alpha": ALPHA,
+        "trial": series[0].trial, "epoch_steps": epoch, "alpha": alpha,
         "series": {s.name: {name: getattr(s.found, name) for name in kept} for s in series},
     }  # fmt: skip
     epochs = max(float(np.ptp(s.steps)) if len(s.steps) else 0.0 for s in series) / epoch if epoch else np.inf
@@ -98,7 +97,7 @@ def _judge(record: RecordLike, series: Sequence[Series]) -> Finding:
         return _explained(record, min(periodic, key=lambda s: s.found.p), evidence, held=True)
     if training is not None and learned:
         return _explained(record, training, evidence, held=False)
-    return _silent(held, training, evidence)
+    return _silent(held, training, alpha, evidence)
 
 
 def _explained(record: RecordLike, series: Series, evidence: dict[str, Any], *, held: bool) -> Finding:
@@ -143,7 +142,7 @@ def _explained(record: RecordLike, series: Series, evidence: dict[str, Any], *, 
     return _finding("warn", said, advice=advice, **numbers)
 
 
-def _silent(held: Sequence[Series], training: Series | None, evidence: dict[str, Any]) -> Finding:
+def _silent(held: Sequence[Series], training: Series | None, alpha: float, evidence: dict[str, Any]) -> Finding:
     """Say of a trial without a pattern whether one could have been seen."""
     epoch, judged = evidence["epoch_steps"], [s for s in held if s.found.reason is None]
     ask = f"Evaluate at least {MIN_POINTS} times, every fixed number of steps."
@@ -164,9 +163,9 @@ def _silent(held: Sequence[Series], training: Series | None, evidence: dict[str,
     names = ", ".join(s.name for s in (*judged, *([] if training is None or training.found.reason else [training])))
     least = min(s.found.p for s in judged)
     said = (
-        f"Nothing in {names} of trial {evidence['trial']} repeats (smallest p = {least:.2g}; below {ALPHA:g} it would)."
+        f"Nothing in {names} of trial {evidence['trial']} repeats (smallest p = {least:.2g}; below {alpha:g} it would)."
     )
-    return _finding("ok", said, value=least, unit="p", threshold=ALPHA, evidence=evidence)
+    return _finding("ok", said, value=least, unit="p", threshold=alpha, evidence=evidence)
 
 
 def _every(series: Series) -> str:

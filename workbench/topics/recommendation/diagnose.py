@@ -28,7 +28,7 @@ from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK
 from workbench.record.roles import SHORT, Role
-from workbench.topics.clipping.ladder import AGGRESSIVE_FRAC, masks
+from workbench.topics.clipping.ladder import masks
 
 REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
 """Stages whose trials change something against instability, at full length."""
@@ -51,7 +51,7 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
     return spent | ({"budget": record.facts["budget"]} if record.facts.get("budget") else {})
 
 
-def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
+def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
     """Return config, changed, own (values before), paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
 
     The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins
@@ -63,16 +63,17 @@ def recommend(record: RecordLike, diagnosis: Diagnosis) -> dict[str, Any]:
     Args:
         record: a study; its facts may hold "own_config", the workload's config at its own length.
         diagnosis: of the study, with `lr.best`.
+        limit: see `prove`, half of it for a second candidate that is proved as well (Bonferroni); over the examples twice as much is allowed (rule of thumb).
     """
     fields = record.config
     own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
     comparison = screen(record, diagnosis)
     changes: dict[str, Any] = {}
     if comparison["candidate"] is not None:
-        comparison = _decided(record, comparison, LIMIT)
+        comparison = _decided(record, comparison, limit)
         if not comparison["adopted"]:
             other = screen(record, diagnosis, without={comparison["candidate"]})
-            held = LIMIT if comparison["proof"] is None else LIMIT / 2
+            held = limit if comparison["proof"] is None else limit / 2
             second = _decided(record, other, held) if other["candidate"] is not None else other
             if second["adopted"] and second["proof"] is not None:
                 comparison = second
@@ -156,7 +157,9 @@ def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) ->
     }  # fmt: skip
 
 
-def screen(record: RecordLike, diagnosis: Diagnosis, *, without: Collection[str] = ()) -> dict[str, Any]:
+def screen(
+    record: RecordLike, diagnosis: Diagnosis, *, without: Collection[str] = (), margin: float = EDGE_MARGIN
+) -> dict[str, Any]:
     """Compare the baseline with everything that trained stably: the best lr, and what was tried against instability.
 
     The baseline counts with all its seeds. A candidate's trials of a proof do not: they would pull the one that was chosen
@@ -166,9 +169,9 @@ def screen(record: RecordLike, diagnosis: Diagnosis, *, without: Collection[str]
     Returns:
         What `compare_selected` does for the candidates that are not named in `without`, and against: why the candidate is not worth
         a proof, or "", doubt: the same where that is no word against the candidate itself, and untried: the candidate has to be
-        trained at `EDGE_MARGIN` times its lr, as nothing shows yet how far it is from the edge.
+        trained at `margin` times its lr, as nothing shows yet how far it is from the edge.
     """
-    found, keeps = _candidates(record, diagnosis)
+    found, keeps = _candidates(record, diagnosis, margin)
     candidates = {name: numbers for name, numbers in found.items() if name not in without}
     compared = compare_selected(record, baseline=trials_with(record, record.config), candidates=candidates)
     if compared["candidate"] is None:
@@ -181,11 +184,13 @@ def screen(record: RecordLike, diagnosis: Diagnosis, *, without: Collection[str]
     worth = compared["promising"] and not against
     untried = keeps.get(compared["candidate"], True) is None
     if untried and not against:
-        doubt = against = f"not trained at {EDGE_MARGIN:g} times its lr, so how far it is from the edge is not known"
+        doubt = against = f"not trained at {margin:g} times its lr, so how far it is from the edge is not known"
     return compared | {"promising": worth, "untried": untried, "against": against, "doubt": doubt}
 
 
-def _candidates(record: RecordLike, diagnosis: Diagnosis) -> tuple[dict[str, list[int]], dict[str, bool | None]]:
+def _candidates(
+    record: RecordLike, diagnosis: Diagnosis, margin: float
+) -> tuple[dict[str, list[int]], dict[str, bool | None]]:
     """Return the trials of each candidate but those of a proof, and whether it keeps its distance from the edge; None where unknown."""
     fields = record.config
     proved = set(record.trials["trial"][record.trials["stage"] == Role.PROOF]) if len(record.trials) else set()
@@ -198,7 +203,7 @@ def _candidates(record: RecordLike, diagnosis: Diagnosis) -> tuple[dict[str, lis
         lrs = set() if selects_by_loss(record) else {lr for lr in swept if not equal(lr, fields["peak_lr"])}
         return {f"lr {lr:.4g}": trained(fields | {"peak_lr": lr}) for lr in sorted(lrs)}, {}
     edge = diagnosis["lr.unstable"].value if "lr.unstable" in diagnosis else None
-    highest = math.inf if edge is None else edge / EDGE_MARGIN * (1 + 1e-9)
+    highest = math.inf if edge is None else edge / margin * (1 + 1e-9)
     candidates: dict[str, list[int]] = {}
     keeps: dict[str, bool | None] = {}
     clipped = clipped_runs(record) if "grad_norm" in record.steps else []
@@ -225,7 +230,7 @@ def _candidates(record: RecordLike, diagnosis: Diagnosis) -> tuple[dict[str, lis
         cure = run["stage"] in REMEDIES or (own is not None and config == fields | {"max_grad_norm": None})
         if not cure or run["lasting"] or (run["trial"] in disguised and not equal(run["max_grad_norm"], own)):
             continue
-        kept = (run["lr"] <= highest and _protects(run, fields)) or _tried_beyond(run, full)
+        kept = (run["lr"] <= highest and _protects(run, fields)) or _tried_beyond(run, full, margin)
         if kept is not False and all(equal(config[n], v) for n, v in fields.items() if n not in CHANGEABLE):
             name = _named(run, own)
             candidates[name], keeps[name] = trained(config), kept
@@ -258,18 +263,18 @@ def _protects(run: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return run["warmup_steps"] >= other["warmup_steps"] and (run["max_grad_norm"] or math.inf) <= clips
 
 
-def _tried_beyond(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether training is stable with a run's warmup and clipping, or less of them, at `EDGE_MARGIN` times its lr; None where unknown."""
-    top = EDGE_MARGIN * run["lr"]
+def _tried_beyond(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], margin: float) -> bool | None:
+    """Whether training is stable with a run's warmup and clipping, or less of them, at `margin` times its lr; None where unknown."""
+    top = margin * run["lr"]
     if any(_protects(run, other) and other["lr"] >= top * (1 - 1e-6) and not other["lasting"] for other in runs):
         return True
     near = [other for other in runs if run["lr"] < other["lr"] <= top * (1 + 1e-6)]
     return False if any(_protects(other, run) and other["lasting"] for other in near) else None
 
 
-def _disguised(clipped: Sequence[Mapping[str, Any]], edge: float | None) -> set[int]:
+def _disguised(clipped: Sequence[Mapping[str, Any]], edge: float | None, *, aggressive_frac: float = 0.5) -> set[int]:
     """Return the clipped runs that hide an lr which is too high, or are a smaller one in disguise (F4.11, F4.12)."""
-    return {row["trial"] for row in clipped if masks(row, edge) or (row["clip_frac"] or 0.0) >= AGGRESSIVE_FRAC}
+    return {row["trial"] for row in clipped if masks(row, edge) or (row["clip_frac"] or 0.0) >= aggressive_frac}
 
 
 def tried_remedies(record: RecordLike) -> set[str]:

@@ -97,12 +97,6 @@ USUAL = {"momentum": 0.9, "beta1": 0.9, "beta2": 0.999, "rho": 0.9, "eps": 1e-8}
 """What `torch.optim` takes, momentum and rho apart (`TrainConfig`)."""
 _LIMITS = {"beta2": (0.5, 0.9995), "rho": (0.5, 0.995), "eps": (1e-12, 1e-4)}
 """Inside these a constant is usual (rule of thumb)."""
-MEMORY_FRAC = 0.1  # a first moment over more than this share of the steps comes late (rule of thumb)
-DECAY_TOTAL = 0.1  # decay that adds up to less over the run hardly shrinks a weight (rule of thumb: by a tenth)
-DECAY_FORCE = 0.05  # decay that is this share of the gradient, or where it is decoupled of the update, steers (rule of thumb); the median over the run counts
-TINY_BATCH = 4  # batches up to this size may drown in their noise (rule of thumb),
-BELOW_NOISE = 16.0  # where they are this many times smaller than the noise scale (rule of thumb)
-CAP_FRAC = 0.1  # share of the steps that a warmup may take (F3.10)
 
 
 class Suspect(NamedTuple):
@@ -121,29 +115,47 @@ def constants_of(config: Mapping[str, Any]) -> dict[str, float]:
     return used | {DECOUPLED: float(rule == "adamw")}
 
 
-def suspects(curve: TrialCurve, constants: Mapping[str, float], *, noise_scale: float | None = None) -> list[Suspect]:
+def suspects(
+    curve: TrialCurve,
+    constants: Mapping[str, float],
+    *,
+    noise_scale: float | None = None,
+    memory_frac: float = 0.1,
+    decay_total: float = 0.1,
+    decay_force: float = 0.05,
+    cap_frac: float = 0.1,
+    tiny_batch: int = 4,
+    below_noise: float = 16.0,
+) -> list[Suspect]:
     """Return the settings that may cost a run something.
 
     Args:
         constants: of its optimizer, see `constants_of`.
         noise_scale: of its gradients, in examples.
+        memory_frac: a first moment over more than this share of the steps comes late (rule of thumb).
+        decay_total: decay that adds up to less over the run hardly shrinks a weight (rule of thumb: by a tenth).
+        decay_force: decay that is this share of the gradient, or where it is decoupled of the update, steers (rule of thumb); the
+            median over the run counts.
+        cap_frac: share of the steps that a warmup may take (F3.10).
+        tiny_batch: batches up to this size may drown in their noise (rule of thumb),
+        below_noise: where they are this many times smaller than the noise scale (rule of thumb).
     """
-    memory, momenta = MEMORY_FRAC * curve.total_steps, {n: constants.get(n, 0.0) for n in ("momentum", "beta1")}
+    memory, momenta = memory_frac * curve.total_steps, {n: constants.get(n, 0.0) for n in ("momentum", "beta1")}
     unusual = [name for name, value in momenta.items() if value > 0.95 and 1 / (1 - value) > memory]
     unusual += [n for n, (low, high) in _LIMITS.items() if n in constants and not low <= constants[n] <= high]
     found = [Suspect("optimizers.constants", name, constants[name], USUAL[name]) for name in unusual]
-    if _steers(curve, constants):
+    if _steers(curve, constants, decay_total, decay_force):
         found.append(Suspect("optimizers.weight_decay_shrinks", "weight_decay", constants["weight_decay"], 0.0))
-    warmup, most = int(curve.config["warmup_steps"]), int(CAP_FRAC * curve.total_steps)
+    warmup, most = int(curve.config["warmup_steps"]), int(cap_frac * curve.total_steps)
     if warmup > most:
         found.append(Suspect("warmup.over_cap", "warmup_steps", warmup, most))
     batch = int(curve.config["batch_size"])
-    if noise_scale is not None and batch <= TINY_BATCH and noise_scale >= BELOW_NOISE * batch:
+    if noise_scale is not None and batch <= tiny_batch and noise_scale >= below_noise * batch:
         found.append(Suspect("batch_size.noise_scale", "batch_size", batch, 8 * batch))
     return found
 
 
-def _steers(curve: TrialCurve, constants: Mapping[str, float]) -> bool:
+def _steers(curve: TrialCurve, constants: Mapping[str, float], total: float, force: float) -> bool:
     """Return whether weight decay adds up to something, and pulls about as hard as the loss does."""
     decay = constants.get("weight_decay", 0.0)
     steps, adaptive = curve.steps, "eps" in constants
@@ -154,12 +166,12 @@ def _steers(curve: TrialCurve, constants: Mapping[str, float]) -> bool:
     )
     decoupled = bool(constants.get(DECOUPLED))
     longer = 1.0 if adaptive else 1.0 / (1.0 - constants.get("momentum", 0.0))
-    if (decoupled or not adaptive) and float(np.nansum(lr)) * decay * longer < DECAY_TOTAL:
+    if (decoupled or not adaptive) and float(np.nansum(lr)) * decay * longer < total:
         return False  # coupled decay of an adaptive rule is as long as any gradient: no such sum
     with np.errstate(all="ignore"):
         share = decay * lr * weights / update if decoupled else decay * weights / gradient
     known = share[~np.isnan(share)]
-    return bool(known.size and np.median(known) >= DECAY_FORCE)
+    return bool(known.size and np.median(known) >= force)
 
 
 _NAMES: dict[str, tuple[str, int | None]] = {

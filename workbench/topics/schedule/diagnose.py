@@ -21,20 +21,22 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 FLAT = 1e-9  # change of a step, as a share of the peak, that is none
 STEEPER = 3.0  # rule of thumb: how much steeper than the step beside it one of a curved decay may be
-JUMP_FRAC = 0.1  # a change from one recorded step to the next that is larger than this share of the peak, beyond what the steps beside it change by in the same direction, is a jump (rule of thumb); the steps of a staircase downwards are none, nor are those of a warmup that rises once an epoch. Over a gap the share grows with its length
-WARMUP_FRAC = 0.5  # a rise by the epoch is a warmup where it ends within this share of the steps (rule of thumb: one-cycle policies rise for 30 to 45 % of them)
-# a climb of more than this share of the peak above the trough of a decay is a restart (rule of thumb)
-RESTART_FRAC = 0.25
-DECAY_FRAC = 0.01  # a fall by more than this share of the peak is a decay (rule of thumb)
-COLLAPSE_FRAC = 1e-3  # at or below this share of the peak the lr counts as gone (rule of thumb)
-TAIL_FRAC = 0.2  # the lr may be gone in this last share of the steps, where decays end (rule of thumb)
-LOW_FRAC = 0.01  # at or below this share of the peak next to nothing is learned (rule of thumb),
-LOW_SHARE = 0.5  # which may take this share of the steps (rule of thumb: a staircase by tenths spends a third there)
-MIN_STEPS = 10  # below this many recorded steps nothing can be said (rule of thumb)
 
 
 def diagnose_schedule(
-    record: RecordLike, *, planned: FloatArray | None = None, restarts_planned: bool = False
+    record: RecordLike,
+    *,
+    planned: FloatArray | None = None,
+    restarts_planned: bool = False,
+    jump_frac: float = 0.1,
+    warmup_frac: float = 0.5,
+    restart_frac: float = 0.25,
+    decay_frac: float = 0.01,
+    collapse_frac: float = 1e-3,
+    tail_frac: float = 0.2,
+    low_frac: float = 0.01,
+    low_share: float = 0.5,
+    min_steps: int = 10,
 ) -> Diagnosis:
     """Say whether the learning rate did what a schedule should, from the recorded trace of the baseline's longest trial.
 
@@ -44,27 +46,39 @@ def diagnose_schedule(
             fault, nor are restarts whose climb overlaps with one of its own.
         restarts_planned: the restarts in it were asked for, wherever they are, as by a schedule of one's own; but for one that
             training ends high on, before the lr came down again.
+        jump_frac: a change from one recorded step to the next that is larger than this share of the peak, beyond what the
+            steps beside it change by in the same direction, is a jump (rule of thumb); the steps of a staircase downwards
+            are none, nor are those of a warmup that rises once an epoch. Over a gap the share grows with its length.
+        warmup_frac: a rise by the epoch is a warmup where it ends within this share of the steps (rule of thumb: one-cycle policies
+            rise for 30 to 45 % of them).
+        restart_frac: a climb of more than this share of the peak above the trough of a decay is a restart (rule of thumb).
+        decay_frac: a fall by more than this share of the peak is a decay (rule of thumb).
+        collapse_frac: at or below this share of the peak the lr counts as gone (rule of thumb).
+        tail_frac: the lr may be gone in this last share of the steps, where decays end (rule of thumb).
+        low_frac: at or below this share of the peak next to nothing is learned (rule of thumb),
+        low_share: which may take this share of the steps (rule of thumb: a staircase by tenths spends a third there).
+        min_steps: below this many recorded steps nothing can be said (rule of thumb).
     """
     study = judged(record)
     own = [c for c in study.curves if c.stage in ("baseline", "trial")]
     curve = max(own or study.curves, key=lambda c: len(c.steps), default=None)
     trace = None if curve is None else read_trace(curve)
-    if curve is None or trace is None or trace[0].size < MIN_STEPS:
+    if curve is None or trace is None or trace[0].size < min_steps:
         few = "no trial has a learning rate recorded" if trace is None else f"only {trace[0].size} steps are recorded"
         return Diagnosis.of(study, [CODES.not_measured(code, few) for code in CODES])
     steps, lr = trace
     evidence = {"trial": curve.trial, "steps": int(lr.size), "peak": float(lr.max())}
     plan = (steps[:0], lr[:0]) if planned is None else _at_steps(planned, steps)
-    climbs = _climbs(steps, lr, RESTART_FRAC, DECAY_FRAC)
-    surprising, matched = _unmatched(climbs, _climbs(*plan, RESTART_FRAC, DECAY_FRAC))
-    warm = WARMUP_FRAC * max(curve.total_steps, int(steps[-1]) + 1)
-    meant = {j["step"] for j in _jumps(*plan, JUMP_FRAC, warm)}
-    others = [j for j in _jumps(steps, lr, JUMP_FRAC, warm) if j["step"] not in meant]
-    jumps = [j for j in others if not any(_is_part(j, climb) for climb in surprising)]
+    climbs = _climbs(steps, lr, restart_frac, decay_frac)
+    surprising, matched = _unmatched(climbs, _climbs(*plan, restart_frac, decay_frac))
+    warm = warmup_frac * max(curve.total_steps, int(steps[-1]) + 1)
+    meant = {j["step"] for j in _jumps(*plan, jump_frac, warm)}
+    others = [j for j in _jumps(steps, lr, jump_frac, warm) if j["step"] not in meant]
+    jumps = [j for j in others if not any(_is_part(j, climb, restart_frac) for climb in surprising)]
     restarts = _restarts(climbs, climbs if restarts_planned else matched, evidence)
     if restarts_planned:
-        restarts = _unended(restarts, trace, climbs)
-    gone, low = (COLLAPSE_FRAC, TAIL_FRAC), (LOW_FRAC, LOW_SHARE)
+        restarts = _unended(restarts, trace, climbs, restart_frac)
+    gone, low = (collapse_frac, tail_frac), (low_frac, low_share)
     collapse = _collapse(read_trace(curve, groups=True) or trace, curve.total_steps, gone, low, evidence)
     return Diagnosis.of(study, [_discontinuity(jumps, evidence), restarts, collapse])
 
@@ -150,10 +164,10 @@ def _unmatched(
     return missing, matched
 
 
-def _is_part(jump: dict[str, Any], climb: dict[str, Any]) -> bool:
+def _is_part(jump: dict[str, Any], climb: dict[str, Any], restart_frac: float) -> bool:
     """Whether a jump is the restart itself: upwards within its climb, and large or its first step."""
     within = climb["trough"] < jump["step"] <= climb["top"] and jump["change_frac"] > 0
-    return bool(within and (jump["change_frac"] > RESTART_FRAC or jump["step"] == climb["step"]))
+    return bool(within and (jump["change_frac"] > restart_frac or jump["step"] == climb["step"]))
 
 
 def _discontinuity(jumps: list[dict[str, Any]], evidence: dict[str, Any]) -> Finding:
@@ -187,13 +201,15 @@ def _restarts(restarts: list[dict[str, Any]], meant: list[dict[str, Any]], evide
     )  # fmt: skip
 
 
-def _unended(meant: Finding, trace: tuple[IntArray, FloatArray], climbs: list[dict[str, Any]]) -> Finding:
+def _unended(
+    meant: Finding, trace: tuple[IntArray, FloatArray], climbs: list[dict[str, Any]], restart_frac: float
+) -> Finding:
     """Judge restarts that were asked for: the last one has to come down again before training ends."""
     steps, lr = trace
     if not climbs or climbs[-1]["step"] >= steps[-1]:  # the last step alone begins a cycle
         return meant
     last, end = climbs[-1], float(lr[-1] / lr.max())
-    if end - float(lr[steps == last["trough"]][0] / lr.max()) <= RESTART_FRAC:
+    if end - float(lr[steps == last["trough"]][0] / lr.max()) <= restart_frac:
         return meant
     return replace(
         meant, status="warn", value=end, unit="share of the peak", step=last["step"],

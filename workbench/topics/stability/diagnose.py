@@ -44,11 +44,6 @@ _NAME = {
     "stability.spike": "Short loss spike in mid-training",
 }
 KINDS = tuple(_NAME)  # the codes about what a loss curve does
-NEAR_RATIO = 2.0  # "just above lr*" (O2), the multiple that the early probe runs at (F1.11)
-SPIKE_FRAC = 0.1  # a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that takes longer costs something (rule of thumb)
-HEADROOM_RATIO = 1.5  # an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move the edge by some ten per cent)
-USUAL_INTERVAL = 100  # evaluation interval that an early excursion is held against (F1.10)
-NOISE_SDS = 2.0  # standard errors of a difference that count as equal
 
 
 class _Hit(NamedTuple):
@@ -81,8 +76,9 @@ class _Instability:
     `harmful` says whether a fix has shown that the edge costs something; None where none was tried.
     """
 
-    def __init__(self, record: RecordLike) -> None:
+    def __init__(self, record: RecordLike, near_ratio: float, spike_frac: float, limits: dict[str, float]) -> None:
         study = self.record = judged(record)
+        self.near_ratio, self.spike_frac, self.noise_sds = near_ratio, spike_frac, limits["noise_sds"]
         own = set(own_trials(study))
         curves = [
             c for c in study.curves
@@ -90,11 +86,11 @@ class _Instability:
         ]  # fmt: skip
         self.own = own & {c.trial for c in curves}
         self.table = study.sweep()
-        self.best = lr_best(self.table) if len(self.table.points) > 1 else None
+        self.best = lr_best(self.table, **limits) if len(self.table.points) > 1 else None
         self.star = None if self.best is None else self.best.measured_lr
         self.bracket = None if self.best is None else unstable_bracket(self.table)
         fixes = [] if self.bracket is None else judged_runs(study, ["fix"], above=self.bracket.middle)
-        self.harmful = is_harmful(self.table, fixes)
+        self.harmful = is_harmful(self.table, fixes, **limits)
         baseline = study.config.get("peak_lr")
         self.baseline = float(baseline) if isinstance(baseline, (int, float)) else 0.0
         self.items = judge(curves, study.full_length)
@@ -112,11 +108,11 @@ class _Instability:
 
     def zone(self, curve: TrialCurve) -> Zone:
         """ "own": the person's config; "other": any other beside it. Without such a run, by lr: "own" at or below the
-        baseline's, "below" up to lr*, "near" up to `NEAR_RATIO` lr*, "far" beyond.
+        baseline's, "below" up to lr*, "near" up to `near_ratio` lr*, "far" beyond.
         """
         if self.own:
             return "own" if curve.trial in self.own else "other"
-        limits = (self.baseline, self.star or 0.0, NEAR_RATIO * (self.star or 0.0))
+        limits = (self.baseline, self.star or 0.0, self.near_ratio * (self.star or 0.0))
         return next((zone for zone, limit in zip(ZONES, limits, strict=False) if curve.lr <= limit * (1 + 1e-9)), "far")
 
     def standing(self) -> tuple[list[TrialCurve], list[TrialCurve]]:
@@ -133,7 +129,7 @@ class _Instability:
                 if verdict.is_lasting and rise.outcome in _BACK:  # no news, where the run did not come back
                     continue
                 took = rise.steps_to_recover
-                soon = took is not None and took <= SPIKE_FRAC * item.curve.total_steps
+                soon = took is not None and took <= self.spike_frac * item.curve.total_steps
                 code = "stability.spike" if rise.outcome == "recovered" and soon else "stability.mid"
                 if rise.when == "early":
                     code = "stability.early_recovers" if rise.outcome in _BACK else "stability.early"
@@ -157,9 +153,9 @@ class _Instability:
         if mine is None or not smaller:
             worst = max(hits, key=lambda h: h.steps)
             total = worst.item.curve.total_steps
-            return f"{worst.steps} of {total} steps" if worst.steps > SPIKE_FRAC * total else None
+            return f"{worst.steps} of {total} steps" if worst.steps > self.spike_frac * total else None
         best = min(smaller, key=lambda p: p.loss)
-        noise, gain = NOISE_SDS * math.hypot(mine.loss_se, best.loss_se), mine.loss - best.loss
+        noise, gain = self.noise_sds * math.hypot(mine.loss_se, best.loss_se), mine.loss - best.loss
         margin = max(noise if math.isfinite(noise) else 0.0, material_frac * self.table.progress)
         return f"{gain:.3g} of loss against lr {best.lr:.4g}" if gain > margin else None
 
@@ -171,7 +167,18 @@ class _Instability:
         return [item for item in here if not (code in _LATER and item.curve.diverged and item.verdict.when == "early")]
 
 
-def diagnose_instability(record: RecordLike) -> Diagnosis:
+def diagnose_instability(
+    record: RecordLike,
+    *,
+    near_ratio: float = 2.0,
+    spike_frac: float = 0.1,
+    headroom_ratio: float = 1.5,
+    usual_interval: int = 100,
+    noise_sds: float = 2.0,
+    loss_tolerance: float = 0.02,
+    large_logit: float = 100.0,
+    lost_logit: float = 1e4,
+) -> Diagnosis:
     """Say when training becomes unstable, at which lr, and what came of it.
 
     Every workload is unstable at some lr (F1.4). So a code fails where a run of the study's own config, under any seed, does not
@@ -179,20 +186,32 @@ def diagnose_instability(record: RecordLike) -> Diagnosis:
     `stability.headroom`, and is listed. A study that never ran its own config, as a sweep of lrs given, is judged by lr: fail at or
     below the baseline's, warn up to `near_ratio` times lr* unless fix runs show that nothing is lost by it, `ok` beyond.
     What was not seen is `ok` only where a trial from the baseline's lr to lr* could be judged, else `not_measured`.
+
+    Args:
+        near_ratio: "just above lr*" (O2), the multiple that the early probe runs at (F1.11).
+        spike_frac: a mid-run rise that is back within this share of the steps is a spike; where no smaller lr was run, a rise that
+            takes longer costs something (rule of thumb).
+        headroom_ratio: an unstable lr below this many times the baseline's is near (rule of thumb: other data or another seed move
+            the edge by some ten per cent).
+        usual_interval: evaluation interval that an early excursion is held against (F1.10).
+        large_logit: attention logit from which softmax's weights are all but one-hot; Kimi Team 2025 (arXiv:2507.20534) keep it below. The same for
+            |log Z|, as beyond it bfloat16, with 8 bits, is off by half a nat.
+        lost_logit: beyond it all runs of Wortsman et al. 2023 (arXiv:2309.14322, section 3.3) were lost.
     """
-    study = _Instability(record)
-    findings, reason = [_headroom(study)], study.unreadable()
+    limits = {"noise_sds": noise_sds, "loss_tolerance": loss_tolerance}
+    study = _Instability(record, near_ratio, spike_frac, limits)
+    findings, reason = [_headroom(study, headroom_ratio)], study.unreadable()
     if reason:
         findings += [CODES.not_measured(code, reason, evidence=study.listed) for code in KINDS]
     else:
         hits = study.hits()
-        findings += [_finding(study, code, hits[code]) for code in KINDS]
-    findings += judge_logits(study.record, *study.standing())
+        findings += [_finding(study, code, hits[code], usual_interval) for code in KINDS]
+    findings += judge_logits(study.record, *study.standing(), large=large_logit, lost=lost_logit)
     return Diagnosis.of(study.record, findings)
 
 
-def _finding(study: _Instability, code: str, hits: Sequence[_Hit]) -> Finding:
-    evidence = _evidence(study, code, hits)
+def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
+    evidence = _evidence(study, code, hits, usual_interval)
     lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back), default=None)
     own = [h for h in hits if h.zone == "own"]
     if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
@@ -278,7 +297,7 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
     return text
 
 
-def _evidence(study: _Instability, code: str, hits: Sequence[_Hit]) -> dict[str, Any]:
+def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
     evidence: dict[str, Any] = dict(study.listed)
     if code == "stability.divergent":  # the others name their hits alone
         evidence["trials"] = [_trial_row(item) for item in study.items]
@@ -301,7 +320,7 @@ def _evidence(study: _Instability, code: str, hits: Sequence[_Hit]) -> dict[str,
     if code == "stability.early_recovers":
         probed = next((h for h in with_rise if h.item.curve.stage == Role.PROBE), lead)
         evals = periodic_rows(study.record.evals)
-        evidence["seen_at_interval"] = probed and seen_at_interval(probed.item, evals, USUAL_INTERVAL)
+        evidence["seen_at_interval"] = probed and seen_at_interval(probed.item, evals, usual_interval)
     return evidence
 
 
@@ -312,16 +331,16 @@ def _trial_row(item: TrialVerdict) -> dict[str, Any]:
     return {n: getattr(item.curve, n) for n in of_curve} | {n: getattr(item.verdict, n) for n in of_verdict}
 
 
-def _headroom(study: _Instability) -> Finding:
+def _headroom(study: _Instability, near: float) -> Finding:
     code, bracket, base, facts = "stability.headroom", study.bracket, study.baseline, study.record.facts
     critical = facts.get("critical_lr")
     lr, source = None if bracket is None else bracket.middle, "lr.unstable"
     if lr is None and isinstance(critical, (int, float)) and math.isfinite(critical):
         lr, source = float(critical), "critical_lr"
     evidence = {"initial_critical_lr": facts.get("initial_critical_lr"), "baseline_lr": base}
-    found = partial(CODES.finding, code, threshold=HEADROOM_RATIO, unit="unstable lr / baseline lr")
+    found = partial(CODES.finding, code, threshold=near, unit="unstable lr / baseline lr")
     top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
-    if lr is None and study.best is not None and top > HEADROOM_RATIO * base > 0:
+    if lr is None and study.best is not None and top > near * base > 0:
         summary = f"No instability up to {top / base:.3g} times the baseline's lr, the largest that was trained at full length."
         return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
@@ -329,7 +348,7 @@ def _headroom(study: _Instability) -> Finding:
         return CODES.not_measured(code, reason, evidence=evidence)
     value = lr / base
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
-    near_by = bracket is not None and not bracket.stable_above and ends[1] < HEADROOM_RATIO * base
+    near_by = bracket is not None and not bracket.stable_above and ends[1] < near * base
     small = near_by or (value <= 1 and any(i.curve.trial in study.own and i.is_lasting() for i in study.items))
     shown = f"at {_times(value)} times the baseline's lr ({'' if source == 'lr.unstable' else f'{source} '}{lr:.4g})"
     if value <= 0.5:

@@ -22,21 +22,29 @@ _ABOUT = {
         "Start the output layer smaller, or set a weight_decay; an embedding that is the output layer too starts at about 0.02, not at 1.",
     )),
 }  # fmt: skip
-LARGE_LOGIT = 100.0  # attention logit from which softmax's weights are all but one-hot; Kimi Team 2025 (arXiv:2507.20534) keep it below. The same for |log Z|, as beyond it bfloat16, with 8 bits, is off by half a nat
-LOST_LOGIT = 1e4  # beyond it all runs of Wortsman et al. 2023 (arXiv:2309.14322, section 3.3) were lost
 
 
-def judge_logits(record: JudgedStudy, own: Sequence[TrialCurve], others: Sequence[TrialCurve]) -> list[Finding]:
+def judge_logits(
+    record: JudgedStudy, own: Sequence[TrialCurve], others: Sequence[TrialCurve], *, large: float, lost: float
+) -> list[Finding]:
     """Return both findings; see `diagnose_instability` for the thresholds.
 
     Args:
         own: runs of the person's own config, or those that stand for it.
         others: runs of other configs, whose largest value is evidence.
     """
-    return [_judge(record, code, own, others) for code in CODES]
+    return [_judge(record, code, own, others, large=large, lost=lost) for code in CODES]
 
 
-def _judge(record: JudgedStudy, code: str, own: Sequence[TrialCurve], others: Sequence[TrialCurve]) -> Finding:
+def _judge(
+    record: JudgedStudy,
+    code: str,
+    own: Sequence[TrialCurve],
+    others: Sequence[TrialCurve],
+    *,
+    large: float,
+    lost: float,
+) -> Finding:
     name, what, missing, advice = _ABOUT[code]
     known, there = _late(own, name), _late(others, name)
     if not known:
@@ -47,16 +55,16 @@ def _judge(record: JudgedStudy, code: str, own: Sequence[TrialCurve], others: Se
     if there:
         most = max(there, key=lambda found: found[0])
         evidence["others"] = {"value": most[0], "lr": most[1].lr}
-    status: Status = "fail" if value > LOST_LOGIT else "warn" if value > LARGE_LOGIT else "ok"
+    status: Status = "fail" if value > lost else "warn" if value > large else "ok"
     at = f", in {max(layers, key=lambda layer: layers[layer])}" if layers and status != "ok" else ""
     summary = (
         f"The largest {what} in the second half of training is {value:.3g}{at}; it began at {evidence['first']:.3g}."
     )
-    if status == "ok" and there and most[0] > LARGE_LOGIT:
+    if status == "ok" and there and most[0] > large:
         summary += f" At lr {most[1].lr:.4g} it reaches {most[0]:.3g}."
     return CODES.finding(
         code, status, summary, value=value, unit="nats" if name == "output_log_z" else "logit", step=step, evidence=evidence,
-        threshold=LOST_LOGIT if status == "fail" else LARGE_LOGIT, advice=advice if status != "ok" else (),
+        threshold=lost if status == "fail" else large, advice=advice if status != "ok" else (),
     )  # fmt: skip
 
 

@@ -27,10 +27,6 @@ CODES = Codes({
     "warmup.needed": "F3.1", "warmup.shortest": "F3.6", "warmup.over_cap": "F3.10", "warmup.lengthen": "F3.14",
     "warmup.insufficient": "F3.3",
 })  # fmt: skip
-MIN_MULTIPLE = 10.0  # the learning rate that a warmup has to open, over the one that is unstable without (F3.3)
-LENGTHEN_FRAC = 0.05  # above this share the run may have to grow (F3.14)
-EDGE_RATIO = 2.0  # lr* is at the edge when instability starts at or below this many times lr*, so a bracket wider than that does not tell (rule of thumb)
-FAR = (5.0, 10.0)  # between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +50,22 @@ class WarmupSigns:
         return None if None in (self.at_edge, self.rises) else False
 
 
-def warmup_signs(record: RecordLike) -> WarmupSigns:
-    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr."""
+def warmup_signs(record: RecordLike, *, edge_ratio: float = 2.0, far: tuple[float, float] = (5.0, 10.0)) -> WarmupSigns:
+    """Return the two signs, from the sweep and from the runs at 5 and 10 times the best lr.
+
+    Args:
+        edge_ratio: lr* is at the edge when instability starts at or below this many times lr*, so a bracket wider than that
+            does not tell (rule of thumb).
+        far: between these multiples of the best lr a run of the sweep is as good as one made to confirm (F1.13).
+    """
     study = judged(record)
     sweep = diagnose_lr_sweep(study)
     edge, unstable = sweep["lr.at_edge"], sweep["lr.unstable"]
     lower, upper = unstable.evidence.get("lower"), unstable.evidence.get("upper")
-    told = lower is not None and upper is not None and upper <= EDGE_RATIO * lower * (1 + 1e-9)
+    told = lower is not None and upper is not None and upper <= edge_ratio * lower * (1 + 1e-9)
     star, rises = study.facts.get("lr_star") or sweep["lr.best"].value, None
     if star is not None:
-        peers, (low, high) = study.full_length, (FAR[0] * star * (1 - 1e-6), FAR[1] * star * (1 + 1e-6))
+        peers, (low, high) = study.full_length, (far[0] * star * (1 - 1e-6), far[1] * star * (1 + 1e-6))
         runs = [c for c in peers if c.stage == Role.CONFIRM or low <= c.lr <= high]
         shapes = [confirmation(item, lr_star=star)["shape"] for item in judge(runs, peers)]
         rises = any(shape == "rise after decline" for shape in shapes) if shapes else None
@@ -71,30 +73,34 @@ def warmup_signs(record: RecordLike) -> WarmupSigns:
     return WarmupSigns(at_edge=at_edge, rises=rises, unstable_lr=unstable.value, lower=lower, upper=upper)
 
 
-def diagnose_warmup(record: RecordLike, *, cap_frac: float = 0.1) -> Diagnosis:
+def diagnose_warmup(
+    record: RecordLike, *, min_multiple: float = 10.0, cap_frac: float = 0.1, lengthen_frac: float = 0.05
+) -> Diagnosis:
     """Say whether a warmup is called for, which is the shortest that trains, and what it means for the run's length.
 
     Shares of the run are shares of the baseline's steps, before a warmup is prepended (O4). What was not tried is `not_measured`.
 
     Args:
+        min_multiple: the learning rate that a warmup has to open, over the one that is unstable without (F3.3).
         cap_frac: largest share of the baseline's steps that a warmup may take (F3.10).
+        lengthen_frac: above this share the run may have to grow (F3.14).
     """
-    study = _Warmups(judged(record))
-    judgements = (study.over_cap(cap_frac), study.lengthen(), study.insufficient())
+    study = _Warmups(judged(record), min_multiple)
+    judgements = (study.over_cap(cap_frac), study.lengthen(lengthen_frac), study.insufficient())
     return Diagnosis.of(record, [study.needed(), study.shortest(), *judgements])
 
 
 class _Warmups:
     """What a study knows of warmups."""
 
-    def __init__(self, study: JudgedStudy) -> None:
-        self.study = study
+    def __init__(self, study: JudgedStudy, min_multiple: float) -> None:
+        self.study, self.min_multiple = study, min_multiple
         self.facts: Mapping[str, Any] = study.facts.get("warmup") or {}
         self.signs = warmup_signs(study)
         self.unstable_lr = edge = self.facts.get("unstable_lr") or self.signs.unstable_lr
         self.searches = read_searches(study, edge) if edge and not self.facts.get("stopped") else ()
         found = [(search, length) for search in self.searches if (length := search.confirmed) is not None]
-        enough = [one for one in found if one[0].multiple >= MIN_MULTIPLE * (1 - 1e-9)]
+        enough = [one for one in found if one[0].multiple >= min_multiple * (1 - 1e-9)]
         self.lead: tuple[WarmupSearch, Length] | None = next(iter(enough or found[-1:]), None)
         self.total = int(study.config.get("total_steps") or 0)
         self.own = max(int(study.config.get("warmup_steps") or 0), _climb(study))
@@ -195,26 +201,26 @@ class _Warmups:
         advice = [f"Train for at least {math.ceil(steps / cap_frac - 1e-9):,} steps, or warm up for fewer."]
         return found("warn", f"{text}, more than the cap of {cap_frac:g}{price}.{self.dropped}", advice=advice)
 
-    def lengthen(self) -> Finding:
+    def lengthen(self, lengthen_frac: float) -> Finding:
         code, total = "warmup.lengthen", self.total
         if self.lead is None or not total:
             return self._unknown(code)
         steps = self.lead[1].steps
         proposed = total + steps
         found = partial(
-            CODES.finding, code, value=steps / total, threshold=LENGTHEN_FRAC, unit="share of the baseline's steps",
+            CODES.finding, code, value=steps / total, threshold=lengthen_frac, unit="share of the baseline's steps",
             evidence={"total_steps": total, "warmup_steps": steps, "proposed_total_steps": proposed},
         )  # fmt: skip
-        if steps <= LENGTHEN_FRAC * total * (1 + 1e-9):
-            share = f"{LENGTHEN_FRAC:g} of the baseline's {total:,}"
+        if steps <= lengthen_frac * total * (1 + 1e-9):
+            share = f"{lengthen_frac:g} of the baseline's {total:,}"
             return found("ok", f"{steps:,} steps of warmup are no more than {share}.")
         plan = f"plan {total:,} + {steps:,} = {proposed:,} steps"
         advice = [f"Raise total_steps to {proposed:,}, so that the schedule after the warmup keeps its {total:,}."]
-        summary = f"The warmup takes more than {LENGTHEN_FRAC:g} of the baseline's steps: {plan}."
+        summary = f"The warmup takes more than {lengthen_frac:g} of the baseline's steps: {plan}."
         return found("warn", summary, advice=advice)
 
     def insufficient(self) -> Finding:
-        least = MIN_MULTIPLE
+        least = self.min_multiple
         code, unit = "warmup.insufficient", "lr / unstable lr"
         found = partial(CODES.finding, code, unit=unit, threshold=least, evidence=self.tried)
         others = [str(ADVICE[name]) for name in ("clipping", "optimizer", "architecture", "lower_lr")]

@@ -25,12 +25,17 @@ ROUNDS, SECONDS = (
     1.0,
 )  # steps that are timed with each number, and the time from which on there are no more (rules of thumb)
 FACT = "threads"
-SPLIT = 32768  # elements that a tensor has for torch to compute it with several threads (its `GRAIN_SIZE`)
 
 
 @contextlib.contextmanager
 def step_threads(
-    workload: Workload, config: TrainConfig, device: torch.device, asked: int | None, *, study: StudyWriter | None
+    workload: Workload,
+    config: TrainConfig,
+    device: torch.device,
+    asked: int | None,
+    *,
+    study: StudyWriter | None,
+    split: int = 32768,
 ) -> Iterator[None]:
     """Let torch compute with so many threads within the block; None decides between one and as many as it has.
 
@@ -39,6 +44,7 @@ def step_threads(
 
     Args:
         study: keeps what was found, so that it goes on with the same number; None measures nothing and leaves several.
+        split: elements that a tensor has for torch to compute it with several threads (its `GRAIN_SIZE`).
     """
     before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -47,7 +53,7 @@ def step_threads(
     own = before in (cores, cores // 2) and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS")))
     if asked is None and before > 1 and own and device.type == "cpu":
         known = None if study is None else read_json(study.path / "study.json")["facts"].get(FACT)
-        threads = known or _decide(workload, config, device, before, measure=study is not None)
+        threads = known or _decide(workload, config, device, before, split, measure=study is not None)
         if study is not None and known is None:
             study.add_facts(**{FACT: threads})
     torch.set_num_threads(threads)
@@ -57,7 +63,7 @@ def step_threads(
         torch.set_num_threads(before)
 
 
-def _decide(workload: Workload, config: TrainConfig, device: torch.device, most: int, *, measure: bool) -> int:
+def _decide(workload: Workload, config: TrainConfig, device: torch.device, most: int, split: int, *, measure: bool) -> int:  # fmt: skip
     largest = 0
 
     def note(function: Any, args: Any, kwargs: Any) -> Any:
@@ -79,7 +85,7 @@ def _decide(workload: Workload, config: TrainConfig, device: torch.device, most:
 
         with DispatchObserver(note):
             step()
-        if largest < SPLIT:
+        if largest < split:
             return 1
         if measure:
             return most if _faster(step, most) else 1
