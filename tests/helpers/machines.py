@@ -61,7 +61,7 @@ class _Held:
         return int(children[0]) if children else own
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             os.kill(self.pid, signal.SIGKILL)  # with process 1 all others of its namespace go
         self.process.kill()
         self.process.wait(30)

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from workbench.errors import RecordError
+from workbench.errors import RecordError, UsageError
 from workbench.record.json_values import dumps
 
 TRIES = 3  # a reader that asks whether somebody writes holds the file for a moment
@@ -49,7 +49,12 @@ def _one_name(workload: str) -> str:
 
 
 def check_path(path: Path) -> None:
-    """Raise RecordError where a folder cannot be made or listed by this name."""
+    """Raise an error where a folder cannot be made or listed by this name, or an address was meant."""
+    if len(path.parts) > 1 and path.parts[0].endswith(":"):  # `Path` has made one slash of two
+        raise UsageError(
+            f"out={str(path)!r} is an address, and a study is a folder, which an object store cannot stand for. Give a folder, and copy it "
+            "there and back (docs/clusters.md shows how)."
+        )
     if not str(path).isprintable():
         raise RecordError(
             f"out={str(path)!a} holds a line break, a NUL or bytes that are no UTF-8: give a folder whose name can be printed."

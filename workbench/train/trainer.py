@@ -180,10 +180,12 @@ class Trainer:
         stage: str,
         progress: Progress | None = None,
         hosts: HostGroup = ALONE,
+        elsewhere: Sequence[TrainConfig] = (),
     ) -> list[TrialRecord]:
         """Train trials that do not depend on each other as lanes of one program; finished ones are only returned.
 
-        They may differ in anything, and train together where batches are alike; `hosts` train a single trial together.
+        They may differ in anything, and train together where batches are alike; `hosts` train a single trial together. Trials of the same
+        question that are trained `elsewhere` are as if they were in the same stack.
 
         Raises:
             UsageError: `configs` is empty.
@@ -212,7 +214,9 @@ class Trainer:
             device=device,
             hooks=[hook for hook in (Norms(), Timing(), Logits()) if type(hook) not in given] + list(self.hooks),
             tracked=tracked,
-            choose=partial(choose_gradients, wanted=wanted, memory=memory, share=hosts.size > 1),
+            choose=partial(
+                choose_gradients, wanted=wanted, memory=memory, share=hosts.size > 1, beside=[*configs, *elsewhere]
+            ),
             progress=progress,
             splits=self.evaluate_also,
             hosts=hosts,

@@ -24,7 +24,7 @@ from workbench.studies.executors.shipping import Shipment, pack_shipment, packed
 from workbench.studies.executors.worker import Ended, pack_chunk, train_chunk
 from workbench.train.batches import resolve_device
 from workbench.train.lane import SHARED, check_lanes
-from workbench.train.lanes.backend import FACT
+from workbench.train.lanes.backend import FACT, decide_for
 from workbench.train.trainer import AnyTrainer, Trainer
 from workbench.workloads.base import Workload
 
@@ -87,7 +87,9 @@ class RayExecutor:
         writers = [study.trial(c.to_dict(), stage=stage, train_examples=sizes["train"]) for c in configs]
         todo = [(c, w) for c, w in zip(configs, writers, strict=True) if not w.finished]
         if todo:
-            stopped = sweep.run(todo)
+            device, unfinished = resolve_device(trainer.device), [config for config, _ in todo]
+            decide_for(workload, unfinished, study, device, wanted=trainer.gradients, beside=configs)
+            stopped = sweep.run(todo, configs)
             left = sum(not writer.finished for _, writer in todo)
             if left or stopped:
                 raise StudyInterrupted(
@@ -156,14 +158,16 @@ class _Sweep:
     inbox: Inbox
     stage: str
     resource: str
+    _together: Sequence[TrainConfig] = ()
     _cpus: int = 1
     _running: dict[Any, _Task] = field(default_factory=dict)
     _error: Exception | None = None
     _stop_by: float | None = None
     _waiting_since: float = field(default_factory=time.monotonic)
 
-    def run(self, todo: Sequence[tuple[TrainConfig, TrialWriter]]) -> bool:
-        """Train until all trials are done; after an interrupt, until all that runs has stopped."""
+    def run(self, todo: Sequence[tuple[TrainConfig, TrialWriter]], configs: Sequence[TrainConfig]) -> bool:
+        """Train until all trials are done, which were asked for with those of `configs`; after an interrupt, until all that runs has stopped."""
+        self._together = configs
         counts = _machines(self.cluster, self.resource)
         if self.resource == "CPU":
             self._cpus = min(count // math.ceil(count / MOST_CPUS) for count in counts)
@@ -196,7 +200,9 @@ class _Sweep:
     def _submit(self, task: _Task) -> None:
         self.inbox.flush()
         task.key, task.where = uuid4().hex, {}
-        configs = packed_configs(self.cluster.pack, [config for config, _ in task.trials])
+        own = [config for config, _ in task.trials]
+        others = [config for config in self._together if config not in own]
+        configs = packed_configs(self.cluster.pack, [*own, *others])
         numbers = [writer.number for _, writer in task.trials]
         chunk = pack_chunk(self.inbox.study, numbers, key=task.key, stage=self.stage, configs=configs)
         call = self.cluster.submit(

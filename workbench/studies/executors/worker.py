@@ -32,7 +32,7 @@ class Chunk:
 
     key: str
     stage: str
-    configs: bytes
+    configs: bytes  # those of `numbers`, then those that others train
     numbers: Sequence[int]
     files: Mapping[str, bytes]  # path in the study's folder -> content: of the newest checkpoint of each trial
     kept: Sequence[str]  # folders of all checkpoints; the older ones stay where they are and only count
@@ -155,10 +155,11 @@ def train_chunk(shipment: Shipment, chunk: Chunk, mailbox: Any, locate: Callable
         torch.set_num_threads(trainer.threads or threads)
         with unpacked(chunk) as study:
             teller = Teller(study.path, chunk, lambda messages, size: mailbox.put(chunk.key, messages, size))
-            configs = pickle.loads(chunk.configs)
+            configs, own = pickle.loads(chunk.configs), len(chunk.numbers)
+            how: dict[str, Any] = {"stage": chunk.stage, "progress": teller.advance, "elsewhere": configs[own:]}
             try:
                 with watching(teller):
-                    trainer.run_trials(workload, configs, study, stage=chunk.stage, progress=teller.advance)
+                    trainer.run_trials(workload, configs[:own], study, **how)
             finally:
                 teller.tell()
             return Ended(facts=study.record.facts)

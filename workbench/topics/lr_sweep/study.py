@@ -66,6 +66,7 @@ def run_round(session: Session, requests: Sequence[TrialRequest]) -> list[TrialR
 ExtraTrials = Callable[[float], Sequence[TrialRequest]]
 _PROBES = 8
 """Short runs that one of full length pays for where few are left: their best lr is that of full length, or up to twice as large (measured)."""
+_COUNTS = 2.0  # how far from the own lr another one is that `lr.too_high` and `lr.too_low` compare it with
 _OWN_START = (0.25, 1.0, 4.0)
 """Where a custom step is swept from, over its own lr: no forward pass tells the scale of its updates (rule of thumb)."""
 LARGEST = sys.float_info.max
@@ -294,8 +295,10 @@ class _Rounds:
             if table.best is None:
                 lrs = climb_round(table, lowest=low, highest=high, lanes=1, blind_lanes=2)
             else:
+                best = table.points[table.best].lr
+                apart = _COUNTS / SAME if own / SAME < best < own * SAME else SAME
                 others = [
-                    i for i, p in enumerate(table.points) if not p.unstable and not own / SAME < p.lr < own * SAME
+                    i for i, p in enumerate(table.points) if not p.unstable and not own / apart < p.lr < own * apart
                 ]
                 others = others if table.noise_free else below_edge(table, others)
                 chosen = min((table.points[i] for i in others), key=lambda p: p.loss).lr if others else None

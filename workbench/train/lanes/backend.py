@@ -26,7 +26,7 @@ from workbench.train.batches import DataStream
 from workbench.train.evaluation import Evaluation
 from workbench.train.forward import MicroBatches, is_out_of_memory
 from workbench.train.gradients import Excuse, LaneLoss, LoopGradients
-from workbench.train.lane import room_for_calls
+from workbench.train.lane import SHARED, room_for_calls
 from workbench.train.lanes.recorder import CannotBatch
 from workbench.train.lanes.vmap_gradients import VmapGradients, verify
 from workbench.train.rng import isolated_rng
@@ -121,6 +121,7 @@ def choose_gradients(
     share: bool = False,
     excused: Excuse | None = None,
     own: OwnStep | None = None,
+    beside: Sequence[TrainConfig] = (),
 ) -> Chosen:
     """Return the gradient backend for a stack that is about to train; the stack is left as it was.
 
@@ -132,8 +133,9 @@ def choose_gradients(
             gives the same digits (P4.2).
         share: batches are this process's share of those of many.
         own: a person's own step, which takes the place of all this.
+        beside: all trials that were asked for together, these among them: the digits are those that all of them would have in one stack.
     """
-    loop = LoopGradients(workload, stack, share=share, excused=excused)
+    loop, beside = LoopGradients(workload, stack, share=share, excused=excused), beside or configs
     if own is not None:
         return Chosen(loop, Verdict(None, ONE_AT_A_TIME), own.under(loop, excused))
     if not steps or wanted == "loop":
@@ -148,17 +150,17 @@ def choose_gradients(
             before.get("measured_ms", {}), before.get("measured_lanes", 0), before.get("threads", 0),
         )  # fmt: skip
     else:
-        verdict = _decided(workload, configs, stack, updates, study, wanted=wanted, steps=steps)
+        verdict = _decided(workload, configs, stack, updates, study, wanted=wanted, steps=steps, beside=beside)
     gradients: VmapGradients | None = None
     if verdict.lanes_per_call is not None:
-        calls = min(len(stack), verdict.lanes_per_call)
+        calls = min(max(len(stack), 2), verdict.lanes_per_call)
         spread = calls < len(stack) and stack.device.type == "cpu"
         threads = verdict.threads or (torch.get_num_threads() if spread else 1)
         try:
             with contextlib.ExitStack() as undo:
-                gradients = undo.enter_context(
-                    contextlib.closing(VmapGradients(workload, stack, lanes_per_call=calls, threads=threads, room=room))
-                )
+                how: dict[str, Any] = {"lanes_per_call": calls, "threads": threads, "room": room}
+                how["apart"] = _apart(configs[0], beside)
+                gradients = undo.enter_context(contextlib.closing(VmapGradients(workload, stack, **how)))
                 verify(stack, loop, gradients, updates)
                 gradients.prepare(updates[0])  # what the record says of the calls has to be so from the first step on
                 undo.pop_all()
@@ -172,17 +174,46 @@ def choose_gradients(
     return Chosen(loop, verdict, gradients)
 
 
+def decide_for(
+    workload: Workload, configs: Sequence[TrainConfig], study: StudyWriter, device: torch.device, *, wanted: str, beside: Sequence[TrainConfig],
+) -> None:  # fmt: skip
+    """Leave in the study which way these trials go, each with those that could be in its stack, so that all who train some of them take it."""
+    for config in configs:
+        alike = _alike(config, configs)
+        if config is not alike[0] or wanted == "loop" or workload.step is not None:
+            continue
+        with contextlib.suppress(Exception), isolated_rng():  # who trains says what is wrong
+            few = alike[:MEASURED_LANES]
+            of = {each.per_host_seed: each for each in few}
+            streams = [DataStream(workload, each, device).peek(2) for each in of.values()]
+            updates: list[Update] = [*zip(*streams, strict=True)]
+            stack = LaneStack(workload, few, device, streams=[[*of].index(each.per_host_seed) for each in few])
+            steps = max(each.total_steps for each in alike)
+            _decided(workload, alike, stack, updates, study, wanted=wanted, steps=steps, beside=beside)
+
+
+def _alike(config: TrainConfig, beside: Sequence[TrainConfig]) -> list[TrainConfig]:
+    """Return the trials that could be in a stack with this one."""
+    return [each for each in beside if all(getattr(each, name) == getattr(config, name) for name in SHARED)]
+
+
+def _apart(config: TrainConfig, beside: Sequence[TrainConfig]) -> bool:
+    """Return whether the trials that could be in a stack with this one have several data orders."""
+    return len({each.per_host_seed for each in _alike(config, beside)}) > 1
+
+
 def _decided(
     workload: Workload, configs: Sequence[TrainConfig], stack: LaneStack, updates: Sequence[Update], study: StudyWriter | None, *,
-    wanted: str, steps: int,
+    wanted: str, steps: int, beside: Sequence[TrainConfig],
 ) -> Verdict:  # fmt: skip
     """Return what study or user took for such stacks before; else, where it pays, what is measured now, and keep that."""
-    kind = _kind(workload, configs[0], stack, wanted)
     known = {} if study is None else study.record.facts.get(FACT, {})
-    if (verdict := _verdict(known.get(kind))) is not None:
-        return verdict
-    if wanted == "auto" and steps * len(stack) < WORTH_UPDATES:
-        return Verdict(None, f"too short to measure: about {steps * len(stack)} updates in all")
+    for alike in (_alike(configs[0], beside), configs):
+        kind = _kind(workload, alike, stack, wanted)
+        if (verdict := _verdict(known.get(kind))) is not None:
+            return verdict
+    if wanted == "auto" and steps * len(configs) < WORTH_UPDATES:
+        return Verdict(None, f"too short to measure: about {steps * len(configs)} updates in all")
     verdict = _remembered(kind, stack) or _measured(workload, configs, stack, updates, wanted=wanted, steps=steps)
     if verdict.lanes:  # no refusal, whose cause may be mended
         verdict = _remembered(kind, stack, verdict) or verdict
@@ -203,7 +234,7 @@ def _measured(
     """Time the ways of training lanes like the first of the stack on its first batches, and return the one to take."""
     measured: dict[str, float] = {}
     reason, lanes = "", min(MEASURED_LANES, len(stack))
-    times = min(max(round(SHARE * steps * len(stack)), TIMED_STEPS[0]), TIMED_STEPS[1])
+    times = min(max(round(SHARE * steps * len(configs)), TIMED_STEPS[0]), TIMED_STEPS[1])
     with isolated_rng(), _one_thread():  # on lanes that are not of the stack, so that no module of it notices
         try:
             few = LaneStack(workload, configs[:lanes], stack.device, streams=stack.streams[:lanes])
@@ -263,16 +294,17 @@ def _ms(gradients: Gradients, updates: Sequence[Update], device: torch.device, t
     return best * 1e3
 
 
-def _kind(workload: Workload, config: TrainConfig, stack: LaneStack, wanted: str) -> str:
+def _kind(workload: Workload, configs: Sequence[TrainConfig], stack: LaneStack, wanted: str) -> str:
     """Return a name for stacks that go the same way: of the same model and batch, on the same kind of device."""
+    config = configs[0]
     batch = (
         config.batch_size,
         config.accumulate_steps,
         config.precision,
         config.bn_stat_examples,
-        len(set(stack.streams)) > 1,
+        len({each.per_host_seed for each in configs}) > 1,
     )
-    model = tuple(stack.shapes), str(stack.values.dtype), stack.device.type, len(stack) > 1
+    model = tuple(stack.shapes), str(stack.values.dtype), stack.device.type, len(configs) > 1
     return _key(workload.name, wanted, batch, model)
 
 

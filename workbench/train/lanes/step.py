@@ -89,12 +89,13 @@ class LaneTensors(NamedTuple):
 
 
 def lane_tensors(stack: LaneStack, first: int, lanes: int, *, copied: bool = False) -> LaneTensors:
-    """Return views of the rows from `first` on, or of a copy of them with the same strides."""
+    """Return views of the rows from `first` on, or of a copy of them with the same strides; a row that is left alone is copied to be two."""
     rows: Any = slice(first, first + lanes) if lanes > 1 else first
     lead = (lanes,) if lanes > 1 else ()
-    values, *others = (
-        t[rows].clone() if copied else t[rows] for t in (stack.values, *stack.frozen.values(), *stack.buffers.values())
-    )
+    own = [t[rows] for t in (stack.values, *stack.frozen.values(), *stack.buffers.values())]
+    if lanes > len(stack) - first:
+        own = [torch.cat([t, t]) for t in own]
+    values, *others = (t.clone() if copied else t for t in own)
     trained = [values[..., where].view(*lead, *shape) for where, shape in zip(stack.slices, stack.shapes, strict=True)]
     return LaneTensors(trained, others[: len(stack.frozen)], others[len(stack.frozen) :])
 

@@ -39,20 +39,26 @@ Step = Callable[[Sequence[MicroBatches]], LaneLoss]
 class VmapGradients:
     """Fills `LaneStack.grad` by calls of a traced program, each on some rows of the stack.
 
+    A lane's digits are the same whichever lanes are beside it: one that is left alone is computed twice, because a program for one lane
+    rounds otherwise.
+
     Args:
         lanes_per_call: 1 is a program without a lane axis, called for each lane.
+        apart: whether batches get a lane axis, which rounds otherwise, too, though the lanes here have one data order.
         threads: calls at a time; with several, torch's own number of threads is 1 in this process until `close`.
         room: bytes that the calls in progress may take; where they need more, a call takes fewer lanes. None is no bound.
     """
 
     def __init__(
-        self, workload: Workload, stack: LaneStack, *, lanes_per_call: int, threads: int = 1, room: int | None = None
-    ) -> None:
+        self, workload: Workload, stack: LaneStack, *, lanes_per_call: int, threads: int = 1, room: int | None = None,
+        apart: bool = False,
+    ) -> None:  # fmt: skip
         if stack.scale is not None:
             raise CannotBatch("the loss of float16 is scaled by a factor that moves")
         check_alike(stack.models)
         self._workload, self._stack, self._room = workload, stack, room
         self._lanes_per_call, self._threads = lanes_per_call, threads
+        self._apart = apart or len(set(stack.streams)) > 1
         self._programs = LanePrograms(workload, stack)
         self._calls: list[_Call] = []
         self._packed: Tensor | None = None
@@ -86,16 +92,17 @@ class VmapGradients:
     ) -> list[list[Evaluation]]:
         """Return for each lane in `rows` what `evaluate` returns for its model, to rounding."""
         stack, start = self._stack, time.perf_counter()
-        calls: list[slice] = []
+        calls: list[tuple[slice, int]] = []
 
         def compute(batch: Any, examples: int, first: int) -> list[BatchValues]:
             tensors, layout = split_batch(batch, examples)
             if not first:  # the largest batch
                 size = self._lanes_that_fit(layout, tensors, "evaluate")
                 pieces = [slice(k, min(k + size, len(stack))) for k in range(0, len(stack), size)]
-                calls.extend(piece for piece in pieces if any(piece.start <= row < piece.stop for row in rows))
+                wanted = [piece for piece in pieces if any(piece.start <= row < piece.stop for row in rows)]
+                calls.extend((piece, max(piece.stop - piece.start, min(size, 2))) for piece in wanted)
             values: dict[int, BatchValues] = {}
-            self._run([partial(self._evaluate, piece, layout, tensors, values) for piece in calls])
+            self._run([partial(self._evaluate, *call, layout, tensors, values) for call in calls])
             return [values[row] for row in rows]
 
         with _failures_explained(out_of_memory=True):
@@ -121,7 +128,7 @@ class VmapGradients:
             torch.set_num_threads(self._torch_threads)
 
     def _largest_call(self) -> int:
-        return min(self._lanes_per_call, len(self._stack))
+        return min(self._lanes_per_call, max(len(self._stack), 2))
 
     def _lanes_that_fit(self, layout: Any, tensors: Sequence[Tensor], objective: Objective) -> int:
         """Return how many lanes a call may take, so that those in progress take no more than the room."""
@@ -185,7 +192,11 @@ class VmapGradients:
         if self._packed is not stack.values:
             count = len(stack)  # lanes that left must not leave a core idle
             size = min(self._largest_call(), math.ceil(count / self._threads))
-            self._calls = [_Call(stack, first, min(size, count - first)) for first in range(0, count, size)]
+            least = min(self._largest_call(), 2)
+            self._calls = [
+                _Call(stack, first, min(size, count - first), least, apart=self._apart)
+                for first in range(0, count, size)
+            ]
             self._packed = stack.values
         for call in self._calls:
             call.plan(split, self._programs, objective)
@@ -207,14 +218,15 @@ class VmapGradients:
                 generator.set_state(state)
             raise
 
-    def _evaluate(self, piece: slice, layout: Any, tensors: Sequence[Tensor], values: dict[int, BatchValues]) -> None:
-        """Put what a call computes on one batch into `values`, lane by lane."""
-        lanes = piece.stop - piece.start
+    def _evaluate(
+        self, piece: slice, lanes: int, layout: Any, tensors: Sequence[Tensor], values: dict[int, BatchValues]
+    ) -> None:
+        """Put what a call of so many lanes computes on one batch into `values`, lane by lane."""
         program = self._programs.get(layout, tensors, lanes=lanes, stacked=False, objective="evaluate")
         if program.draws or program.changes:
             raise CannotBatch("in evaluation the model draws random numbers or changes its buffers")
         found = program(lane_tensors(self._stack, piece.start, lanes).all, tensors, [])
-        for lane in range(lanes):
+        for lane in range(piece.stop - piece.start):
             own = found if lanes == 1 else tree_map_only(Tensor, itemgetter(lane), found._replace(buffers=()))
             metrics = dict(zip(self._workload.metrics, own.metrics, strict=True))
             values[piece.start + lane] = own.prediction, own.losses, own.weights, metrics
@@ -226,37 +238,45 @@ def _begin_thread() -> None:
 
 
 class _Call:
-    """The rows from `first` on, as long as the stack is packed as it is now."""
+    """The rows from `first` on, as long as the stack is packed as it is now; with fewer than `least` the one is computed twice."""
 
-    def __init__(self, stack: LaneStack, first: int, lanes: int) -> None:
-        self.rows, self.lanes = slice(first, first + lanes), lanes
+    def __init__(self, stack: LaneStack, first: int, lanes: int, least: int, *, apart: bool) -> None:
+        self.rows, self.lanes, self._computed = slice(first, first + lanes), lanes, max(lanes, least)
         self.planned: list[tuple[LaneProgram, list[Tensor]]] = []
-        self._streams = stack.streams[self.rows]
-        self._tensors = lane_tensors(stack, first, lanes)
+        self._streams, self._apart = stack.streams[self.rows], apart and self._computed > 1
+        self._find = partial(lane_tensors, stack, first, self._computed)
+        self._tensors, self._buffers = self._find(), [t[self.rows] for t in stack.buffers.values()]
         self._grad = stack.grad[self.rows]
+        self._twins = [torch.Generator(stack.device) for _ in range(self._computed - lanes)]
 
     def plan(self, batches: Mapping[int, Sequence[SplitBatch]], programs: LanePrograms, objective: Objective) -> None:
         """Find program and tensors of each micro-batch."""
-        stacked = len(set(self._streams)) > 1
+        streams = [*self._streams, *self._streams[: len(self._twins)]]
         self.planned = []
-        for number, batch in enumerate(batches[self._streams[0]]):
-            tensors, layout = stack_batches([batches[s][number] for s in self._streams]) if stacked else batch
-            program = programs.get(layout, tensors, lanes=self.lanes, stacked=stacked, objective=objective)
+        for number, batch in enumerate(batches[streams[0]]):
+            tensors, layout = stack_batches([batches[s][number] for s in streams]) if self._apart else batch
+            program = programs.get(layout, tensors, lanes=self._computed, stacked=self._apart, objective=objective)
             self.planned.append((program, tensors))
 
     def run(self, generators: Sequence[torch.Generator], found: list[StepResult]) -> None:
         """Run the step: write gradients into the stack, let buffers advance, and append the result of each micro-batch."""
         for program, tensors in self.planned:
-            result = program(self._tensors.all, tensors, generators[self.rows])
+            if self._twins:
+                self._tensors = self._find()
+            result = program(self._tensors.all, tensors, [*generators[self.rows], *self._twins])
+            if self._twins:
+                result = tree_map_only(Tensor, lambda t: t[: self.lanes], result)
             grads = [
-                self._grad.new_zeros((self.lanes, p.numel() // self.lanes)) if g is None else g.reshape(self.lanes, -1)
+                self._grad.new_zeros((self.lanes, p.numel() // self._computed))
+                if g is None
+                else g.reshape(self.lanes, -1)
                 for g, p in zip(result.grads, self._tensors.trained, strict=True)
             ]
             if found:
                 self._grad.add_(torch.cat(grads, 1))
             else:
                 torch.cat(grads, 1, out=self._grad)
-            for buffer, value in zip(self._tensors.buffers, result.buffers, strict=True):
+            for buffer, value in zip(self._buffers, result.buffers, strict=True):
                 if value is not None:
                     buffer.copy_(value)
             found.append(result._replace(grads=(), buffers=()))
