@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import linecache
+import math
 import re
 import types
 import warnings
@@ -127,6 +128,11 @@ FAULTS = [
     fault("loop.scheduler_unit", "digits_cnn", ("T_max=EPOCHS", "T_max=EPOCHS - 2"), at="scheduler.step()"),
     fault("loop.scheduler_unit", "vae", ("    history = []\n", "    history, scheduler = [], optim.lr_scheduler.PolynomialLR(optimizer, 40)\n"),
           (STEP, STEP.strip() + "; scheduler.step()\n"), at="scheduler.step()"),
+    *(
+        fault("loop.scheduler_unit", "digits_cnn", ("EPOCHS = 5", "EPOCHS = 9"), ("CosineAnnealingLR(optimizer, T_max=EPOCHS)", f"ReduceLROnPlateau(optimizer, mode={mode!r}, patience=1)"),
+              ("scheduler.step()", f"scheduler.step({metric})"), at=f"scheduler.step({metric})")
+        for mode, metric in (("max", "val_loss"), ("min", "2.718 ** -val_loss"))
+    ),
     fault("loop.scheduler_order", "checkpointed", ("            scheduler.step()\n", ""), (STEP, "scheduler.step(); " + STEP), at="scheduler.step()"),
     fault("loop.scheduler_order", "rnn", ("                scheduler.step()\n", ""), (ZERO, "scheduler.step(); " + ZERO), at="scheduler.step()"),
     fault("loop.scheduler_order", "digits_mlp", ("            scheduler.step()\n", ""), ("            model.train()\n", "            model.train(); scheduler.step()\n"), at="scheduler.step()"),
@@ -446,3 +452,26 @@ def test_what_cannot_be_watched_is_refused(tmp_path: Path) -> None:
         run.diagnose()
     with run, pytest.raises(UsageError, match="used already"):
         run.__enter__()
+
+
+@pytest.mark.parametrize(("mode", "values", "status"), [
+    ("max", [2.0, 1.5, 1.2, 1.0, 0.9, 0.8, 0.7, 0.6], "fail"), ("min", [2.0, 1.5, 1.2, 1.0, 0.9, 0.8, 0.7, 0.6], "ok"),
+    ("min", [0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.82, 0.84], "warn"), ("max", [0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.82, 0.84], "ok"),
+    ("min", [0.9, 0.7, 0.6, 0.62, 0.66, 0.7, 0.74, 0.78], "ok"), ("min", [0.9, 1.0, 1.2, 1.3, 1.5, 1.7, 1.9, 2.0], "ok"),
+    ("max", [0.9, 0.7], "ok"), ("max", [0.5] * 8, "ok"), ("max", [2.0, 1.5, 1.2, math.nan, 0.9, 0.8, 0.7, 0.6], "ok"),
+])  # fmt: skip
+def test_a_plateau_scheduler_is_told_whose_metric_improves_against_its_mode(
+    mode: Any, values: list[float], status: str, tmp_path: Path
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode=mode, patience=1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for value in values:
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).square().mean().backward()
+            optimizer.step()
+            scheduler.step(metrics=value)
+    finding = run.diagnose()["loop.scheduler_unit"]
+    assert finding.status == status, finding.summary
+    assert status == "ok" or f"mode={mode!r}" in finding.summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
 from workbench.findings.diagnosis import Diagnosis
@@ -185,6 +187,43 @@ def test_folds_that_begin_with_the_same_weights_rouse_nothing(tmp_path: Path) ->
                 F.cross_entropy(model(X), Y).backward()
                 optimizer.step()
     assert run.diagnose()["loop.no_update"].status == "ok"
+
+
+@pytest.mark.parametrize(("as_teacher", "to_evaluate", "status"), [
+    (None, False, "fail"), (None, True, "ok"), (False, False, "ok"), (True, False, "fail"), (False, None, "ok"),
+])  # fmt: skip
+def test_a_moving_average_in_training_mode_may_teach_and_not_be_evaluated(
+    as_teacher: bool | None, to_evaluate: bool | None, status: str, tmp_path: Path
+) -> None:
+    """It has dropout. `as_teacher` is whether it is evaluated, too, where it gives targets before each update; `to_evaluate` whether eval() is called."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 5))
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    train, other = (DataLoader(TensorDataset(X[part], Y[part]), 16) for part in (slice(0, 24), slice(24, 32)))
+    with wb.watch([model, average], optimizer, out=tmp_path / "run") as run:
+        for _ in range(10):
+            model.train()
+            for x, y in train:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                if as_teacher is not None:
+                    with torch.no_grad():
+                        targets = average(x).softmax(1)
+                    loss = loss + F.mse_loss(model(x).softmax(1), targets)
+                loss.backward()
+                optimizer.step()
+                for kept, new in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(new, 0.1)
+            model.eval()
+            if to_evaluate:
+                average.eval()
+            evaluated = model if as_teacher is False or to_evaluate is None else average
+            with torch.no_grad():
+                for x, y in other:
+                    run.log(validation_loss=F.cross_entropy(evaluated(x), y))
+    finding = run.diagnose()["loop.train_mode_in_eval"]
+    assert finding.status == status, finding.summary
 
 
 class Reads(nn.Module):

@@ -83,7 +83,7 @@ class LoopFacts:
         if self.near:
             self.modes.statistics.entered(module, args)
         self.modes.weight = self.attention.weight if self.attention.awake else 0
-        kind = self.modes.entered(module, args)
+        kind = self.modes.entered(module, args, self.loaders.last)
         if kind is not None:
             self.order.add(kind, line=self.near)
         if kind == "forward":
@@ -173,8 +173,8 @@ class LoopFacts:
     def clipped(self, kind: str, limit: float) -> None:  # noqa: D102
         self.order.clipped(kind, limit, line=self.near)
 
-    def scheduled(self, scheduler: Any, updates: int) -> None:  # noqa: D102
-        if self.schedulers.stepped(scheduler, updates, skipped=self.order.scaled):
+    def scheduled(self, scheduler: Any, updates: int, metric: Any) -> None:  # noqa: D102
+        if self.schedulers.stepped(scheduler, updates, metric, skipped=self.order.scaled):
             self.order.add("schedule", line=self.near)
 
     def step_begins(self, number: int, optimizer: Optimizer, *, altered: bool = False) -> None:  # noqa: D102

@@ -56,7 +56,7 @@ class Modes:
         root = self._roots[id(model)] = _Root(model, hold=not self._given)
         return root
 
-    def entered(self, module: nn.Module, args: Any = ()) -> str | None:
+    def entered(self, module: nn.Module, args: Any = (), loader: int | None = None) -> str | None:
         """Return "forward" or "evaluate" for the forward pass of a whole model, None for one of its parts."""
         if not self._given:
             self.unrecorded.entered(module)
@@ -72,7 +72,7 @@ class Modes:
             self._last, self.asked = root, None
             return "forward"
         self.passes, self.asked, root.weight = self.passes + 1, root, self.weight
-        root.look_at_evaluation(next((each for each in args if isinstance(each, torch.Tensor)), None))
+        root.look_at_evaluation(next((each for each in args if isinstance(each, torch.Tensor)), None), loader)
         self.statistics.evaluated(module)
         return "evaluate"
 
@@ -104,15 +104,25 @@ class Modes:
             loader = max(drawn, key=lambda key: drawn[key], default=None)
             whose = loader if loader is not None and drawn[loader] * 2 >= self.passes else None
             for root in self._roots.values():
+                if root.copies is None and not root.trained:
+                    root.copies = self._is_copy(root)
                 root.end_of_run(loader=whose)
             self.passes = 0
+
+    def _is_copy(self, root: _Root) -> bool | None:
+        """Tell whether a model has the parameters of one that is trained, as a moving average of its weights has; None where none is trained yet."""
+        model, trained = root.model(), [each.model() for each in self._roots.values() if each.trained]
+        same = (other is not None and model is not None and shapes_of(other) == shapes_of(model) for other in trained)
+        return any(same) if trained else None
 
     def settle(self, trained: set[int]) -> None:
         """Forget models of which no parameter is trained."""
         self._follows = followed = self._followed()  # later evaluations are not told from questions
         for key, root in list(self._roots.items()):
             model = root.model()
-            gone = model is None or not (root in followed or any(id(p) in trained for p in model.parameters()))
+            gone = model is None or not (
+                root in followed or root.copies or any(id(p) in trained for p in model.parameters())
+            )
             if not self._given and gone:
                 del self._roots[key]
 
@@ -286,10 +296,12 @@ class _Root:
             if _depends_on_mode(module)
         ]
         self.trained = self.trained_in_eval = 0
+        self.copies: bool | None = None  # whether it has the shapes of a model that is trained, where that is known
         self.wrong: list[str] = []
         self._passes = self._again = 0  # without gradient in a row, and of them on the very tensor of the one before
         self.asked = 0  # backward passes before which it ran without gradient, on their batch as far as is known
         self.asks, self.weight = False, 1
+        self._drawn_from = set[int | None]()  # the loaders that gave a batch last before its passes in a row
         self._given: Callable[[], torch.Tensor | None] = lambda: None  # what it ran on last then
         self._before: torch.Tensor | None = None  # some of its numbers then
         # by loader, training mode, and whether on the tensor of the run before
@@ -314,9 +326,10 @@ class _Root:
             model = inner[0]
         return model is not None and model.training
 
-    def look_at_evaluation(self, given: torch.Tensor | None) -> None:
+    def look_at_evaluation(self, given: torch.Tensor | None, loader: int | None) -> None:
         """Note of a pass without gradient what of it is in training mode; one on the very tensor of the last time is an evaluation."""
         again = given is not None and given is self._given()
+        self._drawn_from.add(loader)
         self._passes, self._again, self.asks = self._passes + 1, self._again + again, self.asks or not again
         self._given = self._given if given is None else weakref.ref(given)
         self._before = self._numbers() if self._before is None else self._before
@@ -327,9 +340,10 @@ class _Root:
     def end_of_run(self, *, loader: int | None) -> None:
         """Take in that passes without gradient in a row are over, on batches of this loader; many on one tensor are draws that are averaged on purpose."""
         self.asked += self.weight if self._passes > 0 and self.asks else 0
-        if self._passes and self.trained and not (self._passes > 2 and 2 * self._again > self._passes):
-            self._runs[loader, bool(self.wrong), self._again == self._passes] += 1
-        self.wrong, self._passes, self._again, self.asks = [], 0, 0, False
+        if self._passes and (self.trained or self.copies) and not (self._passes > 2 and 2 * self._again > self._passes):
+            for each in self._drawn_from if self.copies and loader is not None else [loader]:  # it may teach, too
+                self._runs[each, bool(self.wrong), self._again == self._passes] += 1
+        self.wrong, self._passes, self._again, self.asks, self._drawn_from = [], 0, 0, False, set()
 
     def _numbers(self) -> torch.Tensor:
         parameters = [] if (model := self.model()) is None else list(model.parameters())[-2:]

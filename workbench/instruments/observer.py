@@ -195,9 +195,9 @@ class LoopObserver:
             self._mark()
 
     @looks
-    def scheduled(self, scheduler: Any) -> None:  # noqa: D102
+    def scheduled(self, scheduler: Any, metric: Any) -> None:  # noqa: D102
         if self.intervention is None or self.intervention.is_on():
-            self.facts.scheduled(scheduler, self.updates)
+            self.facts.scheduled(scheduler, self.updates, metric)
 
     def step_enters(self, optimizer: Optimizer) -> None:
         """Change the learning rates before a closure makes the gradients: LBFGS has read its own by the time that it returns."""

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from workbench.instruments.caller import own_line
 from workbench.workloads.items import length_of
 
-MAX_PRINTS, MAX_WEIGHTS = 200, 1_000_000
+MAX_PRINTS, MAX_WEIGHTS, MAX_METRICS = 200, 1_000_000, 1000
 _HORIZONS = ("total_steps", "T_max", "T_0", "total_iters", "step_size")
 
 
@@ -32,14 +33,15 @@ class Schedulers:
         self._seen: dict[int, dict[str, Any]] = {}
         self._alive: dict[int, Any] = {}
 
-    def stepped(self, scheduler: Any, updates: int, *, skipped: bool = False) -> bool:
-        """Take in a call of `step`; False for the one that a scheduler makes when it is built."""
+    def stepped(self, scheduler: Any, updates: int, metric: Any = None, *, skipped: bool = False) -> bool:
+        """Take in a call of `step`, with its metric where it takes one; False for the one that a scheduler makes when it is built."""
         key = id(scheduler)
         if key not in self._alive:
             self._alive[key] = scheduler  # held, so that no other takes its identity
             self._seen[key] = {
                 "name": type(scheduler).__name__, "calls": 0, "before_first_update": 0, "line": "", "horizon": _horizon(scheduler),
                 "decay": _decay(scheduler), "rises": _rises(scheduler), "updates_at_horizon": None,
+                "mode": getattr(scheduler, "mode", None) if isinstance(scheduler, ReduceLROnPlateau) else None, "metrics": [], "lrs": [],
             }  # fmt: skip
             if getattr(scheduler, "last_epoch", 1) == 0:
                 return False
@@ -49,6 +51,9 @@ class Schedulers:
         found["line"] = found["line"] or own_line()
         if found["horizon"] and found["calls"] == found["horizon"]:
             found["updates_at_horizon"] = updates
+        if found["mode"] is not None and len(found["metrics"]) < MAX_METRICS:
+            found["metrics"].append(float(metric))  # as the scheduler itself has just done
+            found["lrs"].append(float(scheduler.optimizer.param_groups[0]["lr"]))
         return True
 
     def to_dict(self) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ class Listener(Protocol):
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None: ...  # noqa: D102
     def scaled(self, loss: Any, result: Any, scale: Callable[[Tensor], Tensor]) -> None: ...  # noqa: D102
     def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
-    def scheduled(self, scheduler: Any) -> None: ...  # noqa: D102
+    def scheduled(self, scheduler: Any, metric: Any) -> None: ...  # noqa: D102
     def loader_begins(self, loader: Any, states: Tensor | None) -> None: ...  # noqa: D102
     def drew(self, loader: Any, waited: float, draws: Draws, batch: Any) -> None: ...  # noqa: D102
     def entered(self, module: nn.Module, args: tuple[Any, ...]) -> None: ...  # noqa: D102
@@ -280,7 +280,8 @@ class Taps:
 
     def _after(self, what: str, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(owner, *args, **kwargs)
-        self._tell(what, owner)
+        metric = [args[0] if args else kwargs.get("metrics")] if what == "scheduled" else []
+        self._tell(what, owner, *metric)
         return done
 
     def _forward(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -255,13 +255,14 @@ def _eval_mode(facts: Facts, share: float) -> Finding:
 
 
 def _train_mode(facts: Facts) -> Finding:
-    models = [m for m in facts["modes"]["models"] if m["trained"] and m["runs_in_train"]]
+    seen = [m for m in facts["modes"]["models"] if m["runs_in_train"]]
+    models = [m for m in seen if m["trained"]]
     say: Say = partial(OWN_CODES.finding, "loop.train_mode_in_eval", evidence={"models": models})
     if not facts["modes"]["entered"]:
         return OWN_CODES.not_measured("loop.train_mode_in_eval", "no forward pass of the model was seen")
     if not any(m["runs"] for m in facts["modes"]["models"]):
         return say("ok", "Does not apply: no evaluation, a pass without gradient between updates, was seen.")
-    apart = [m for m in models if m["runs_in_train_apart"]]
+    apart = [m for m in seen if m["runs_in_train_apart"]]  # copies that average the weights, too
     few = [
         m for m in models if 0 < m["runs_in_train_no_loader"] * 2 < facts["updates"]
     ]  # else part of the updates, as those of a teacher

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+
+from scipy import stats
 
 from workbench.findings.finding import Codes, Finding
 
@@ -41,6 +44,8 @@ def _unit(
     rows: list[Facts], updates: int, say: Say, *, early: float, least: float, rest: float, ended: bool
 ) -> Finding:
     for row in rows:
+        if row.get("mode") is not None and (wrong := _direction(row, say)) is not None:
+            return wrong
         horizon, calls = row["horizon"], row["calls"]
         if not horizon or not updates:
             continue
@@ -74,6 +79,38 @@ def _unit(
                 value=through, unit="times its length", advice=["Give it the number of steps that are really made."],
             )  # fmt: skip
     return say("ok", "Schedulers are stepped in the unit of their length, as far as they have one.")
+
+
+def _direction(row: Facts, say: Say, *, least: int = 5, trend: float = 0.8, damage: float = 0.1) -> Finding | None:
+    """Return an alarm where ReduceLROnPlateau lowers the learning rate as its metric moves steadily against its mode; None where it does not.
+
+    A metric that falls under "max" is a loss. One that rises under "min" may be a loss that overfits from the first value on, which then
+    leaves the range of a share: it is a warning alone.
+
+    Args:
+        least: values that it takes.
+        trend: rank correlation with time that is steady.
+        damage: share of the learning rate that is left where it is a failure (rules of thumb).
+    """
+    values, left = row["metrics"], row["lrs"][-1] / row["lrs"][0] if row["lrs"] and row["lrs"][0] else 1.0
+    finite = all(isinstance(value, float) and math.isfinite(value) for value in values)
+    if not finite or len(set(values)) < least or left >= 1.0:
+        return None
+    rho, loss = float(stats.spearmanr(range(len(values)), values).statistic), row["mode"] == "max"
+    if not (
+        rho <= -trend
+        if loss
+        else rho >= trend and min(values) >= 0.0 and max(values) <= (1.0 if values[0] <= 1.0 else 100.0)
+    ):
+        return None
+    line, way = f" ({row['line']})" if row["line"] else "", "falls" if loss else "rises"
+    said = "so it is a loss" if loss else "as an accuracy does"
+    return say(
+        "fail" if loss and left <= damage else "warn",
+        f"ReduceLROnPlateau has mode={row['mode']!r}{line} and is given a metric that {way} from {values[0]:.4g} to {values[-1]:.4g}, {said}: it "
+        f"takes every improvement for none, and has lowered the learning rate to {left:.2g} times its first value.",
+        value=left, unit="of the first learning rate", advice=[f"Use mode={'min' if loss else 'max'!r} for this metric."],
+    )  # fmt: skip
 
 
 def _order(rows: list[Facts], say: Say) -> Finding:

@@ -157,7 +157,19 @@ def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
 
 
 def empty_classes(empty: list[int], outputs: int, evidence: Facts, of: str = "no training example") -> Finding:
-    """Return the finding that classes have no example."""
+    """Return the finding that classes have no example; outputs beyond the last class that has one do no harm."""
+    if empty == list(range(empty[0], outputs)):
+        beyond = (
+            f"outputs {empty[0]} to {outputs - 1} of the model have"
+            if len(empty) > 1
+            else f"output {empty[0]} of the model has"
+        )
+        return CODES.finding(
+            "data.labels",
+            "ok",
+            f"All classes up to {empty[0] - 1} have training examples; {beyond} none.",
+            evidence=evidence,
+        )
     return CODES.finding(
         "data.labels", "warn", f"The model has {outputs} outputs, but {of} is of class {', '.join(map(str, empty[:8]))}.",
         value=float(len(empty)), unit="classes", evidence=evidence,
