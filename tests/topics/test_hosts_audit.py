@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
+from tests.helpers import planted_hosts as planted
 from workbench.errors import UsageError
-from workbench.topics.hosts import planted
 from workbench.topics.hosts.watch import HostsWatch, read_facts
 from workbench.topics.hosts.watch_state import State, Watchdog, hash_of, random_state, stack_path, status_path
 from workbench.topics.hosts.watch_training import StopAfterSteps
