@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import workbench as wb
@@ -141,6 +142,12 @@ def test_lrs_alike_by_training_loss_are_told_apart_by_validation(apart):
     assert said.startswith("By training loss, 0.1 to 0.4 train equally well; yours (0.2) is one of them")
     assert ("0.4 is the worst of them, 1.1; 0.1 has 0.5001, yours 0.5201" in said) == apart
     assert ("worst" in said) == apart
+    again = own_sweep(levels | {0.8: 0.7}, baseline=0.2, validation={0.1: 0.5, 0.2: 0.52, 0.4: 1.1 if apart else 0.51})
+    again.trials = pd.concat([again.trials, again.trials[again.trials["peak_lr"] == 0.2].assign(trial=99, seed=1)])
+    steps, evals = (frame[frame["trial"] == 1].assign(trial=99) for frame in (again.steps, again.evals))
+    again.steps, again.evals = pd.concat([again.steps, steps]), pd.concat([again.evals, evals])
+    said = wb.lr_sweep.diagnose(again)["lr.best"].summary
+    assert ("0.1 has 0.5001, yours 0.5201 (mean of 2 seeds)" in said) == apart
 
 
 def test_what_validation_does_not_gain_is_no_alarm_and_what_it_loses_is():

@@ -116,12 +116,17 @@ def differ_by_metric(
     if high - low <= max(noise_sds * theirs["noise"], material_frac * (_start(record, table, best) - low)):
         return ""
     names = ["yours" if math.isclose(p.lr, own, rel_tol=1e-9) else f"{p.lr:.4g}" for p in (worst, best)]
+    differ = len({len(p.trials) for _, p, _ in found}) > 1
+
+    def shown(value: float, p: LRPoint) -> str:
+        return f"{sign * value:.4g}{f' (mean of {len(p.trials)} seeds)' if differ and len(p.trials) > 1 else ''}"
+
     mine = [
-        f", yours {sign * value:.4g}"
+        f", yours {shown(value, p)}"
         for value, p, _ in found
         if "yours" not in names and math.isclose(p.lr, own, rel_tol=1e-9)
     ]
-    return f". By {select} of the selected checkpoints {names[0]} is the worst of them, {sign * high:.4g}; {names[1]} has {sign * low:.4g}{''.join(mine)}"
+    return f". By {select} of the selected checkpoints {names[0]} is the worst of them, {shown(high, worst)}; {names[1]} has {shown(low, best)}{''.join(mine)}"
 
 
 def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
@@ -163,12 +168,14 @@ def own_lr_findings(
         return _unheld(float(baseline), best, bracket, ratio)
     trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
     below = below_edge(table, [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)])
-    above = below_edge(table, [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)])
+    larger = [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)]
+    above = below_edge(table, larger)
     refuted = failed_when_proved(record)
     above = [i for i in above if table.points[i].lr * EDGE_MARGIN <= refuted] or above
     limits = (material_frac, little_frac)
     high = _too_high(own, best, bracket, best_rival(record, table, own, below), limits)
-    return [high, _too_low(own, best, best_rival(record, table, own, above), limits, ratio, other=high)]
+    rival, edged = best_rival(record, table, own, above), len(above) < len(larger)
+    return [high, _too_low(own, best, rival, limits, ratio, other=high, edged=edged)]
 
 
 def _too_high(
@@ -195,7 +202,14 @@ def _too_high(
 
 
 def _too_low(
-    own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], ratio: float, *, other: Finding
+    own: LRPoint,
+    best: BestLR,
+    rival: Rival | None,
+    limits: tuple[float, float],
+    ratio: float,
+    *,
+    other: Finding,
+    edged: bool,
 ) -> Finding:
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
     unit = "lr* / baseline lr"
@@ -205,7 +219,8 @@ def _too_low(
         return found("ok", f"{start} {_distance(value, ratio)} the best lr tried, {best.lr:.4g}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
         as_well = "trains about as well as" if rival.gain > 0 else "trains no worse than"
-        well = f"{start} {as_well} the best larger one: {rival.words} at lr {rival.lr:.4g}"
+        apart = " that is not next to the unstable ones" if edged else ""
+        well = f"{start} {as_well} the best larger one{apart}: {rival.words} at lr {rival.lr:.4g}"
         return found("ok", f"{well}{rival.little(limits[0], min(rival.share, rival.lost))}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
@@ -254,7 +269,7 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
     if not (lr < own.lr if word == "Lower" else lr > own.lr):
         return "", []
     other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
-    why = f" (by training loss alone: {best.lr:.4g})" if other else ""
+    why = f" (lowest training loss: {best.lr:.4g})" if other else ""
     return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 
