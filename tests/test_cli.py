@@ -237,7 +237,7 @@ def test_diagnose_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert cli.main(["diagnose", "quadratic", "--steps", "20", "--out", "runs/q", "--note", "a look"]) == 0
     out = capsys.readouterr().out
     assert "Diagnosis of quadratic" in out
-    assert "TrainConfig(" in out
+    assert "wb.TrainConfig(" in out
     assert json.loads(Path("runs/q/study.json").read_text())["note"] == "a look"
     assert json.loads(Path("runs/q/diagnosis.json").read_text())["schema"] == 1
     for name in ("report.html", "diagnosis.json"):  # first a report that was lost, then a study that was interrupted

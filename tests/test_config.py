@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import workbench as wb
 from workbench.config import TrainConfig, code_hash
 from workbench.errors import ConfigError, UnknownNameError
 
@@ -61,7 +62,7 @@ def test_round_trip_through_plain_values() -> None:
 
 def test_paste_builds_the_same_config() -> None:
     config = TrainConfig(**REQUIRED, optimizer="adamw", weight_decay=0.1, schedule="cosine", eval_every_steps=7)
-    assert eval(config.paste(), {"TrainConfig": TrainConfig}) == config
+    assert eval(config.paste(), {"wb": wb}) == config
 
 
 def _power(exponent: float) -> Any:

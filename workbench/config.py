@@ -206,7 +206,7 @@ class TrainConfig:
             return _call("workload.config.replace", changes) if changes else "workload.config"
         fields = dataclasses.fields(self)
         config = self.replace(**changes)
-        return _call("TrainConfig", {f.name: v for f in fields if (v := getattr(config, f.name)) != f.default})
+        return _call("wb.TrainConfig", {f.name: v for f in fields if (v := getattr(config, f.name)) != f.default})
 
 
 shows_fields(TrainConfig)

@@ -41,7 +41,7 @@ def test_what_is_recommended_beats_the_baseline_over_seeds_and_at_its_length(cur
 def test_the_pasted_config_gives_what_was_claimed(cured: Diagnosis, tmp_path: Path) -> None:
     recommendation = cured.recommendation
     assert recommendation is not None
-    config = eval(recommendation["paste"], {"TrainConfig": wb.TrainConfig})
+    config = eval(recommendation["paste"], {"wb": wb})
     again = wb.Trainer(device="cpu").run(wb.load_workload("valley"), config, out=tmp_path / "again")
     assert cured.path is not None
     record = open_record(cured.path)

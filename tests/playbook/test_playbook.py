@@ -84,7 +84,7 @@ def test_the_recommendation_can_be_trained_with(written: dict[str, Any]) -> None
     changed = {name for name, value in config.to_dict().items() if value != baseline.to_dict()[name]}
     assert changed == set(recommendation["changed"])
     assert recommendation["adopted"] is bool(changed)
-    assert eval(recommendation["paste"], {"TrainConfig": wb.TrainConfig}) == config
+    assert eval(recommendation["paste"], {"wb": wb}) == config
     for run in ("baseline", "recommended"):
         assert 0 <= recommendation[run]["best_step"] <= STEPS
         assert recommendation[run]["validation/loss"] > 0

@@ -156,8 +156,8 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
         said = "It is the baseline's own: nothing asks for a change."
     if of_program and paste:
         source = "" if nothing else paste
-    elif paste.startswith("TrainConfig("):
-        source = f"from workbench import TrainConfig\n\nconfig = {paste}"
+    elif paste.startswith(("wb.TrainConfig(", "TrainConfig(")):
+        source = f"import workbench as wb\n\nconfig = wb.{paste.removeprefix('wb.')}"
     elif paste:
         source = f"# workload is the one of this report: its config holds functions of its own, which stay.\nconfig = {paste}"
     else:
