@@ -9,6 +9,7 @@ import site
 import sys
 import sysconfig
 from types import FrameType
+from typing import Any
 
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """Folders of installed packages, wherever they lie: a path file or PYTHONPATH may name those of another environment."""
@@ -23,11 +24,25 @@ def own_line(frame: FrameType | None = None) -> str:
     """Return "file.py:31" of the innermost frame that belongs neither to this package nor to an installed one; "" where there is none."""
     frame = frame or inspect.currentframe()
     while frame is not None:
-        place = shown(frame.f_code.co_filename)
-        if place is not None:
-            return f"{place}{_number(frame.f_code.co_filename) if place == 'cell' else ''}:{frame.f_lineno}"
+        if place := _place(frame.f_code.co_filename, frame.f_lineno):
+            return place
         frame = frame.f_back
     return ""
+
+
+def begins_at(*functions: Any) -> str:
+    """Return "file.py:31" where the first of these functions, or objects that are called, begins that is a person's own; "" where none is."""
+    for given in functions:
+        function = getattr(given, "func", given)  # of a partial one
+        codes = (getattr(each, "__code__", None) for each in (function, type(function).__call__))
+        if (code := next(filter(None, codes), None)) and (place := _place(code.co_filename, code.co_firstlineno)):
+            return place
+    return ""
+
+
+def _place(path: str, line: int) -> str:
+    place = shown(path)
+    return "" if place is None else f"{place}{_number(path) if place == 'cell' else ''}:{line}"
 
 
 def _number(path: str) -> str:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from workbench.instruments.batches import Batches, Draws
 from workbench.instruments.caller import own_line
 from workbench.instruments.conversions import CRITERIA, DIFFERENCE, Conversions
+from workbench.instruments.examples.pairs import Pairs
 from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.stored import Stored
 from workbench.instruments.examples.told import told
@@ -47,7 +48,7 @@ class LoopFacts:
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.examples, self.surrogates, self.logits, self.units = Examples(), Surrogates(), Logits(), Units()
-        self.stored = Stored()
+        self.stored, self.pairs = Stored(), Pairs()
         self.judged = True  # whether the examples are looked into at the end
         self.classes, self.recall, self.written, self.others = Classes(), Recall(), Written(), Others()
         self.survival = self.parameters.survival
@@ -72,6 +73,7 @@ class LoopFacts:
         if self.modes.passes:
             self.modes.drew()
         self.examples.drew()
+        self.pairs.drew()
         self.batches.drew(draws, examples)
 
     def loader_begins(self, loader: Any, states: Tensor | None) -> None:  # noqa: D102
@@ -95,11 +97,15 @@ class LoopFacts:
                 self.loaders.fed(first if first is not None else tuple(tensors(self._drawn)))  # model(**batch)
         elif kind == "evaluate":
             self.batches.evaluated()
-        if (kind == "evaluate" and self.examples.open) or (kind is not None and self.near):
+        sampled = (kind == "evaluate" and self.examples.open) or (kind is not None and self.near)
+        if sampled or (kind is not None and self.attention.awake):
             drawn = self.loaders.last if self.loaders.drawn() else None  # since the last backward pass
+            given, epoch = in_rows(tuple(tensors(args))), self.loaders.row(drawn).get("number", 0)
+            if self.judged and drawn is not None:
+                self.pairs.entered(given, epoch, self.updates, trains=kind == "forward")
+        if sampled:
             batch = tuple(tensors(self._drawn)) if drawn is not None else ()
-            given = in_rows(tuple(tensors(args))) or batch
-            epoch = self.loaders.row(drawn).get("number", 0)
+            given = given or batch
             size = len(given[0]) if given and given[0].dim() else 0
             line = own_line() if kind == "evaluate" else ""
             source = Source(drawn, epoch, self.updates, size, line)
@@ -136,6 +142,7 @@ class LoopFacts:
                 self.classes.trained(head)
                 written = self.written.compared(losses)
                 self.recall.trained(written, self.updates)
+                self.pairs.trained(written, self.updates)
                 if self.near and written is not None and not self._called:
                     self.examples.compared(*written, self.updates)
                     self.answers.compared(*written[:3])
@@ -248,6 +255,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "dropped": lambda facts: facts.criteria.dropped,
     "floor": lambda facts: facts.criteria.floor(),
     "data": lambda facts: told(facts.examples if facts.judged else Examples(), facts.loaders),
+    "pairs": lambda facts: facts.pairs.to_dict(),
     "stored": lambda facts: facts.stored.to_dict(facts.loaders.trained_on(), facts.loaders.width),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
     "classes": lambda facts: facts.classes.to_dict(),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from workbench.instruments.caller import own_line
+from workbench.instruments.caller import begins_at, own_line
 from workbench.workloads.items import length_of
 
 MAX_PRINTS, MAX_WEIGHTS, MAX_METRICS = 200, 1_000_000, 1000
@@ -147,7 +147,8 @@ class Loaders:
         key = id(loader)
         ref = self._refs.get(key)
         if ref is None or ref() is not loader:
-            sampler = getattr(loader, "sampler", None)
+            sampler, dataset = getattr(loader, "sampler", None), getattr(loader, "dataset", None)
+            data = [dataset, dataset.dataset] if isinstance(dataset, torch.utils.data.Subset) else [dataset]
             shuffled = not isinstance(sampler, torch.utils.data.SequentialSampler)
             own = type(getattr(loader, "batch_sampler", None)) is torch.utils.data.BatchSampler
             self._refs[key] = weakref.ref(loader)
@@ -163,6 +164,9 @@ class Loaders:
                 "weighted": own and isinstance(sampler, torch.utils.data.WeightedRandomSampler),
                 "workers": getattr(loader, "num_workers", 0),
                 "line": "",
+                "made": begins_at(
+                    getattr(loader, "collate_fn", None), *(getattr(type(d), "__getitem__", None) for d in data)
+                ),
                 "weights": [],
                 "by_class": False,
             }

@@ -17,8 +17,10 @@ ROWS, KEPT, NUMBERS = 20_000, 2000, 4_000_000
 """Examples of either kind that are told apart by a digest, those that are kept, and numbers of their inputs at most (rules of thumb)."""
 WIDTH, TARGETS = 4096, 64
 """Numbers of one example's inputs, and of its target, that are kept: of a picture every second place, or fewer (rules of thumb)."""
-_ROWS, _NUMBERS, _FEWEST = 2048, 64, 4
+_ROWS, _NUMBERS, _FEWEST = 2048, 512, 4
 """Examples of one pass, and numbers of one example, that are digested; those of fewer are no content, but the number of a user, say (rules of thumb)."""
+_CLEARLY = 4
+"""Times as many numbers of an example as any other input has, from which on one stands for them all (rule of thumb)."""
 _OUTPUTS, _WHOLE, _LOSSES = 256, 2**20, 200
 
 
@@ -44,7 +46,8 @@ class Batch:
     source: Source
     digests: Tensor | None
     inputs: Tensor | None
-    several: bool  # whether the model takes more than that
+    several: bool  # whether the model takes others, none of which clearly holds most
+    beside: bool = False  # whether it takes others at all
     measures: bool = True  # whether it is surely an evaluation, not a choice of the program's own
     stride: int = 1  # of the examples whose inputs are kept
     target: Tensor | None = None
@@ -140,15 +143,20 @@ class Examples:
         inputs = None
         first = self._first.setdefault(source.place, source.update) == source.update
         wanted = first if side else (self._held[0] < KEPT and self._numbers[0] < NUMBERS)
-        if wanted and type(given[0]) is Tensor and given[0].layout is torch.strided and not given[0].is_complex():
-            inputs = _inputs(given[0], KEPT - self._held[side] if side == 0 else KEPT)
+        rows = [part for part in given if part.dim() and len(part) == size]
+        most = max(rows, key=Tensor.numel)
+        clear = all(_CLEARLY * part.numel() <= most.numel() for part in rows if part is not most)
+        main = most if clear else given[0]
+        if wanted and type(main) is Tensor and main.layout is torch.strided and not main.is_complex():
+            inputs = _inputs(main, KEPT - self._held[side] if side == 0 else KEPT)
             self._held[side] += len(inputs)
             self._numbers[side] += inputs.numel()
         return Batch(
             source,
             told if len(told) else None,
             inputs,
-            several=len([g for g in given if g.dim() and len(g) == size]) > 1,
+            several=not clear,
+            beside=len(rows) > 1,
         )
 
     def _thin_out(self) -> None:
@@ -241,7 +249,8 @@ def digests(given: Sequence[Tensor]) -> Tensor:
     bits = torch.cat([part.to(parts[0].device) for part in parts], 1) if parts else torch.zeros(0, 0)
     if bits.shape[1] < _FEWEST:
         return torch.zeros(0)
-    odd = torch.arange(1, bits.shape[1] + 1, device=bits.device) * -7046029254386353131  # wraps around
+    places = [torch.arange(part.shape[1], device=bits.device) + k * _NUMBERS + 1 for k, part in enumerate(parts)]
+    odd = torch.cat(places) * -7046029254386353131  # wraps around
     return (bits * (odd ^ (odd >> 31)) * (bits != bits[:, :1]).any(1, keepdim=True)).sum(1)
 
 

@@ -67,8 +67,12 @@ def _facts(examples: Examples, loaders: Loaders, batches: list[Batch], train: Ta
     counts = Counter() if single is None or single.dtype.kind == "f" else Counter(single.tolist())
     order = None if random or single is None else _order(batches, single, held)
     stored = None if order is None or single is None else single.astype(np.float64)
-    several = any(batch.several for batch in batches)
-    sticks: dict[str, Any] = {"reason": "the model takes several inputs"} if several else measure(ours, theirs, stored=stored, most=_FITTED)  # fmt: skip
+    several, beside = (any(getattr(batch, name) for batch in batches) for name in ("several", "beside"))
+    sticks: dict[str, Any] = {} if several else measure(ours, theirs, stored=stored, most=_FITTED)
+    if several or (beside and "constant" in sticks):
+        sticks = {"reason": "the model takes several inputs"}
+    elif beside:  # what the largest one does not tell of a label another may
+        sticks |= {"ranks": None, "strangers": None, "beside": True}
     if theirs is not None and "own" not in sticks and max(sticks.get("z", {"": _SURE}).values()) < _SURE:
         sticks["own"] = measure(theirs, most=_FITTED)
     shift: dict[str, Any] = {}

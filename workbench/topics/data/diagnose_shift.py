@@ -241,7 +241,7 @@ def no_signal(
         return say("ok", f"The targets can be predicted from the inputs: {said}.")
     if found["rows"] < few_rows:
         return say("ok", f"{found['rows']} examples are too few to tell whether inputs predict targets: {said}.")
-    nothing = f"Neither a linear model nor nearest neighbours can predict the targets from the inputs ({said})"
+    nothing = f"Neither a linear model nor nearest neighbours can predict the targets from {'the largest of the' if found.get('beside') else 'the'} inputs ({said})"
     own = found.get("own") or {}
     if "z" in own and own["rows"] >= few_rows and max(own["z"].values()) >= _CLEAR_Z:
         return say(

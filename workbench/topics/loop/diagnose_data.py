@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.stats import binom
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
@@ -38,6 +39,7 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     judges: dict[str, Callable[[], Finding]] = {code: partial(_of_sample, code, facts, record) for code in _SAMPLE} | {
         "data.leakage": lambda: answer_among(facts["data"]) or _evaluated(facts["data"]["evaluated"], facts["data"]),
+        "data.labels": lambda: _paired_anew(facts) or _of_sample("data.labels", facts, record),
         "data.imbalance": lambda: _padded(facts) or _imbalance(facts),
         "data.train_validation_shift": lambda: _rewritten(facts) or _of_sample("data.train_validation_shift", facts, record),
         "data.worker_rng": lambda: _workers(facts["workers"]),
@@ -88,8 +90,10 @@ def _labels(data: Facts, _: RecordLike) -> Finding:
         return empty_classes(
             empty, outputs, {"class_counts": data["classes"]}, f"none of the first {total:,} training examples"
         )
-    if "reason" in data["yardsticks"]:
-        return DATA_CODES.finding("data.labels", "ok", f"Does not apply: {data['yardsticks']['reason']}.")
+    sticks = data["yardsticks"]
+    if "reason" in sticks or sticks.get("beside"):
+        why = sticks.get("reason", "the model takes several inputs")
+        return DATA_CODES.finding("data.labels", "ok", f"Does not apply: {why}.")
     said = (
         f"The labels of the first {total:,} training examples are not wrong at random, as far as a linear model tells."
     )
@@ -176,6 +180,29 @@ def _rewritten(facts: Facts, *, most: float = 1.05) -> Finding | None:
                 advice=["Let __getitem__ change a copy: image = image + noise, or image.clone() before an operation in place (+=, add_, image[...] = ...)."],
             )  # fmt: skip
     return None
+
+
+def _paired_anew(facts: Facts, *, most: float = 0.1) -> Finding | None:
+    """Return a warning where more than a share of inputs has another class when they come again (rule of thumb); None where they have not.
+
+    Copies in the data with classes of their own meet within a pass as often as rows of two passes do: far fewer contradict each other there.
+    """
+    found, bits = facts.get("pairs"), facts["data"].get("bits")
+    if not found or bits is None or bits < 2 * np.log2(found["rows"]) or found["in_turn"]:
+        return None
+    both, share = found["contradicting"] + found["within"], found["contradicting"] / found["pairs"]
+    if share <= most or binom.cdf(found["within"], both, found["share"]) >= _ALPHA:
+        return None
+    loader: Facts = max(facts["loaders"]["loaders"], key=lambda row: row["trained"], default={})
+    return DATA_CODES.finding(
+        "data.labels", "warn", f"Inputs get other labels from pass to pass: of {found['pairs']:,} pairs of equal inputs from two passes over the data, {found['contradicting']:,} ({share:.0%}) differ in their label. "
+        f"Within a pass {found['within']:,} do; copies that are labelled differently would be as common there.",
+        value=share, unit="share", threshold=most, evidence=dict(found),
+        advice=[
+            f"Look at where inputs and labels of a batch are put together{at(loader, 'made', 'line')}: what sorts, shuffles or drops inputs has to do the same to labels, by one and the same order.",
+            "Where labels are made anew on purpose, as pseudo-labels or those of another task, leave it.",
+        ],
+    )  # fmt: skip
 
 
 def _padded(facts: Facts, *, most: float = 0.5) -> Finding | None:
