@@ -61,7 +61,9 @@ class Pairs:
         """Return tokens less the one that most sequences of the first batch end with: what they are filled up with is 0 then, and counts for nothing."""
         if part.dim() != 2 or part.dtype not in (torch.int64, torch.int32):
             return part
-        return part - self._fillers.setdefault(place, part[:, -1].mode().values).to(part.device)
+        if place not in self._fillers:
+            self._fillers[place] = part[:, -1].mode().values
+        return part - self._fillers[place].to(part.device)
 
     def to_dict(self) -> dict[str, Any] | None:
         """Return how often two passes have the same input, as JSON values; None where no two do.
