@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits, load_wine
+from sklearn.datasets import load_diabetes, load_digits, load_wine
 from torch.utils.data import Subset, TensorDataset
 
 import workbench as wb
@@ -176,3 +176,14 @@ def test_augmented_copies_on_both_sides_are_found_and_pictures_of_one_kind_are_n
     train, validation = digits(320, 8, 0.01)
     assert counted(train, validation)[1] > 0.2 * len(validation)
     assert counted(*digits(1700, 1, 0.01)) == (0, 0)
+
+
+def test_copies_among_the_training_rows_too_are_told_by_their_target() -> None:
+    """Near rows of one split would be clumps by nature, were their targets not the same."""
+    x, y = (torch.tensor(part).float() for part in load_diabetes(return_X_y=True))
+    order = torch.randperm(5 * len(x), generator=torch.Generator().manual_seed(2))
+    x, y = noise(0.05)((x / x.std(0)).repeat(5, 1))[order], y.repeat(5)[order]
+    for targets, status in ((y, "fail"), (torch.randn(len(y), generator=G), "ok")):
+        train, held = (TensorDataset(x[part], targets[part]) for part in (slice(400, None), slice(400)))
+        finding = wb.data.diagnose(wb.data.audit(train, validation=held))["data.leakage"]
+        assert finding.status == status, finding.summary

@@ -129,6 +129,8 @@ class LoopFacts:
             self.answers.compared(name, inputs, target)
             if name in CRITERIA:
                 self.others.compared(inputs, self.loaders.row(self.loaders.last))
+        elif self.examples.open and name in CRITERIA and not torch.is_grad_enabled():
+            self.examples.compared(name, inputs, target, None, self.updates)  # an evaluation may come late
 
     def backward_begins(self, losses: Any, touched: Iterable[int], *, retained: bool) -> set[int] | None:
         """Take in a backward pass, and return the parameters that its losses depend on, None where that was not looked up."""

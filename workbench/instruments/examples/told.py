@@ -37,13 +37,18 @@ _FITTED, _SURE = 500, 8.0
 
 def told(examples: Examples, loaders: Loaders) -> dict[str, Any]:
     """Return JSON facts: "evaluated" (see `_evaluated`) and, where inputs were kept, those of `collect_data` as far as a sample tells them."""
-    trained = set().union(*map(_digests, _first_epoch(examples.trained)))
+    first = _first_epoch(examples.trained)
+    trained = set().union(*map(_digests, first))
     groups = _groups(examples, loaders, trained)
     found: dict[str, Any] = {"evaluated": _evaluated(groups, trained, any_seen=bool(examples.evaluated))}
     batches = _first_epoch(_alike(examples.trained))
     if sum(map(_kept, batches)) < FEWEST:
         return found
     train = _table(batches)
+    whole = [group for group in groups.values() if _size(group) >= _size(first)]  # it may be the training split
+    lines = {group[0].source.line for group in whole if len(group) > 1 and group[0].source.loader is None}
+    fewer = [b for group in groups.values() if group not in whole for b in group if b.source.line not in lines]
+    found["near"] = _near(train, [b for b in fewer if b.source.update == fewer[0].source.update])
     held = [_table(_alike(group)) for group in groups.values() if sum(map(_kept, group)) >= 2]
     return found | _facts(examples, loaders, batches, train, max(held, key=lambda t: len(t[0]), default=None))
 
@@ -125,6 +130,10 @@ def _padding(batches: list[Batch]) -> dict[str, Any] | None:
     if max(others.count(filled[0]), tokens.count(int(filler))) > len(lengths):  # one of each may end a sequence
         return None
     return {"class": filled[0], "share": len(filled) / (len(filled) + len(others))}
+
+
+def _size(batches: Sequence[Batch]) -> int:
+    return sum(batch.source.size for batch in batches)
 
 
 def _kept(batch: Batch) -> int:
@@ -213,6 +222,32 @@ def _evaluated(groups: dict[Any, list[Batch]], trained: set[int], *, any_seen: b
     clear = any(len(rows) * hits > _CLEAR * len(every) and not rows & trained for rows in [*wholes.values(), *passes])
     line = max(wholes, key=lambda key: len(wholes[key] & trained), default=("",))[-1]
     return {"trained": len(trained), "evaluated": len(every), "both": hits, "clear": clear, "line": line}
+
+
+def _near(train: Table, evaluated: list[Batch]) -> dict[str, Any] | None:
+    """Return how many of some examples that are evaluated are near copies of those trained on; None where that cannot be told."""
+    from workbench.instruments.examples.near import near_copies
+
+    (x, y), kept = train, [b for b in evaluated if b.inputs is not None and not (b.several or b.beside)]
+    kept = [b for b in kept if b.inputs is not None and b.inputs.shape[1:] == x.shape[1:]]
+    rows, answers = _table(kept) if kept else (x, None)
+    if y is None or answers is None or answers.shape[1] != y.shape[1] or not x.is_floating_point():
+        return None
+    some = np.linspace(0, len(rows) - 1, min(len(rows), _FITTED)).astype(int)
+    parts = [part.flatten(1).numpy() for part in (x.double(), y, rows[some].double(), answers[some])]
+    copies, place = (
+        near_copies(*parts, table=x.dim() == 2),
+        np.repeat(np.arange(len(kept)), list(map(_kept, kept)))[some],
+    )
+    each, hits = (np.bincount(found, minlength=len(kept)) for found in (place, place[copies]))
+    clear = bool(((each * copies.mean() > _CLEAR) & (hits == 0)).any())
+    return {
+        "trained": len(x),
+        "evaluated": len(some),
+        "both": int(copies.sum()),
+        "clear": clear,
+        "line": kept[int(hits.argmax())].source.line,
+    }
 
 
 def _order(batches: Sequence[Batch], labels: NDArray[Any], held: Table | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
 from workbench.errors import ConfigError
+from workbench.instruments.examples.near import BY_CHANCE, CLOSE, LARGEST, by_column, near_copies
 from workbench.instruments.examples.rows import (
     NEAR_VALUES,
     Floats,
@@ -34,10 +35,7 @@ PEEKED = 64  # rows that are read at a time where their places are known
 CONFIRMED = 1000  # near rows that are held against unrelated ones, at most; the others count in proportion
 BACKGROUND = 300  # unrelated training rows for that (rule of thumb)
 NEIGHBOURS = (10, 20)  # by the distances to which of the nearest rows it is told in how many directions rows vary
-CLOSE = 0.25  # of the distance at which chance has the nearest row: closer ones are copies (rule of thumb),
-BY_CHANCE = 1e-3  # where no more than this share of unrelated rows is as close (rule of thumb)
 LARGE = 10.0  # times three quarters of the columns: a larger column hides what rows differ by (rule of thumb)
-LARGEST = 1e100  # numbers beyond it are as good as infinite: their squares would be
 ROWS = 20_000  # training rows that neighbours are looked for among, at most: 4 s for rows of 15 columns that depend on nothing
 CLUMPS = 1000  # of these, whose own neighbours tell what comes by chance, at most
 _EQUAL = 1e-9  # distance of rows that are equal but for rounding, in scaled columns
@@ -172,6 +170,9 @@ class _Search:
         elif len(asked) and self.table is not None and mine.uniform:
             rows = np.concatenate(list(self._blocks(data, checked, name))).astype(np.float64)
             copies, nearest, away, chance = narrow_copies(rows, self.table)
+            if copies.any() and chance > BY_CHANCE and self.ours.labels is not None and mine.labels is not None:
+                alike = near_copies(self.table, self.ours.labels[:, None], rows, mine.labels[checked, None])
+                copies, chance = (alike, BY_CHANCE) if alike.any() else (copies, chance)
             hits = checked[copies]
             found[hits], distance[hits] = nearest[copies], away[copies]
         if len(asked) and (self.wide or self.table is not None):
@@ -266,14 +267,6 @@ def comparable(background: Floats) -> Callable[[Floats], Floats]:
     """Return the function that puts columns on one scale, where a few are so much larger that all rows look alike; else none does."""
     size = np.sqrt(np.square(np.clip(np.nan_to_num(background), -LARGEST, LARGEST)).mean(0))
     return by_column(np.nan_to_num(background)) if size.max() > LARGE * np.quantile(size, 0.75) > 0 else np.asarray
-
-
-def by_column(background: Floats) -> Callable[[Floats], Floats]:
-    """Return the function that puts every column on the scale of its middle half, or of its deviation where that is a point."""
-    low, middle, high = np.quantile(background, (0.25, 0.5, 0.75), axis=0)
-    spread = np.where(high > low, high - low, np.std(background, axis=0))
-    spread[spread == 0] = 1.0
-    return lambda rows: np.asarray((rows - middle) / spread)
 
 
 def narrow_copies(rows: Floats, train: Floats) -> tuple[NDArray[np.bool_], Places, Floats, float]:

@@ -38,7 +38,7 @@ _AT_CHANCE = 0.01
 def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, least_updates: int) -> list[Finding]:
     """Return the findings of `DATA_CODES`; see `diagnose_loop`."""
     judges: dict[str, Callable[[], Finding]] = {code: partial(_of_sample, code, facts, record) for code in _SAMPLE} | {
-        "data.leakage": lambda: answer_among(facts["data"]) or _evaluated(facts["data"]["evaluated"], facts["data"]),
+        "data.leakage": lambda: answer_among(facts["data"]) or _copied(facts["data"].get("near")) or _evaluated(facts["data"]["evaluated"], facts["data"]),
         "data.labels": lambda: _paired_anew(facts) or _of_sample("data.labels", facts, record),
         "data.imbalance": lambda: _padded(facts) or _imbalance(facts),
         "data.train_validation_shift": lambda: _rewritten(facts) or _of_sample("data.train_validation_shift", facts, record),
@@ -165,6 +165,17 @@ def _evaluated(found: Facts | None, data: Facts, *, least: int = 16) -> Finding:
     return say(
         "warn", f"Of the first {trained:,} examples that are trained on, {both:,} are evaluated on, too{at(found, 'line')}: what is measured there is not how well new ones do.",
         value=float(both), unit="examples", advice=["Train on the training split alone: look at the dataset or the indices that training is given. Where training examples are meant, leave it."],
+    )  # fmt: skip
+
+
+def _copied(found: Facts | None, *, least: int = 16) -> Finding | None:
+    """Return a warning where `least` of the examples that are evaluated are near copies (as `_evaluated`, rule of thumb); None where they are not."""
+    if found is None or found["clear"] or found["both"] < least:
+        return None
+    return DATA_CODES.finding(
+        "data.leakage", "warn", f"Of {found['evaluated']:,} examples that are evaluated, {found['both']:,} have near copies with the same target among {found['trained']:,} "
+        f"that are trained on{at(found, 'line')}: what is measured there is not how well new ones do.", value=float(found["both"]), unit="examples", evidence=dict(found),
+        advice=["Split first, by what the copies were made from (a person, a group, a file), and augment the training split alone. Where training examples are meant, leave it."],
     )  # fmt: skip
 
 
