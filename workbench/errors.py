@@ -112,7 +112,7 @@ def callers_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of a traceback that are neither this package's nor a library's."""
     places = [_PACKAGE, *_LIBRARIES]
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not f.filename.startswith("<frozen")]
+    theirs = [f for f in frames if not f.filename.startswith(("<frozen", "<string>"))]
     return [f for f in theirs if not any(place in Path(f.filename).parents for place in places)]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import openpyxl
 import pandas as pd
 import pytest
+import torch
 
 import workbench as wb
 from tests.helpers.study_folders import PLAIN, opened, study
@@ -160,6 +161,21 @@ def test_from_the_command_line(
     assert [
         cli.main(["studies", *w]) for w in (["--note", "one", ""], ["--note", "two", "x"], ["--columns", "no"])
     ] == [2, 2, 2]
+
+
+def test_a_watched_run_which_has_no_value_is_compared_by_what_both_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(tmp_path / "one")
+    model = torch.nn.Linear(3, 1)
+    with wb.watch(model, torch.optim.SGD(model.parameters(), lr=0.3), out=tmp_path / "loop"):
+        pass
+    assert cli.main(["studies", str(tmp_path), "--compare", "loop", "one"]) == 0
+    said, *rows = capsys.readouterr().out.splitlines()
+    assert said.startswith("No value to compare in loop")
+    assert {"peak_lr": ["0.3", "0.2"], "best value": ["0.25"]}.items() <= {
+        row[:10].strip(): row.split()[-2:] if "lr" in row else row.split()[2:] for row in rows
+    }.items()
 
 
 def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(

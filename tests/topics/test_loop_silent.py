@@ -307,3 +307,27 @@ def test_without_an_update_every_check_lacks_the_same(tmp_path: Path) -> None:
     found = run.diagnose()
     assert found["loop.no_step"].status == "fail"
     assert {f.summary for f in found if f.status == "not_measured"} == {"Not measured: no update was made."}
+
+
+@pytest.mark.parametrize(("stepped", "status"), [("same", "warn"), ("another", "fail"), ("given", "ok")])
+def test_an_optimizer_that_was_not_given_and_steps_in_its_place_is_named(
+    stepped: str, status: str, tmp_path: Path
+) -> None:
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    given, same, another = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, model, other))
+    with wb.watch(model, given, out=tmp_path / "run") as run:
+        for _ in range(10):
+            (model(torch.randn(8, 3)) + other(torch.randn(8, 3))).square().mean().backward()
+            {"same": same, "another": another, "given": given}[stepped].step()
+    found = run.diagnose()["loop.no_step"]
+    assert found.status == status
+    assert ("another optimizer steps on the same parameters (" in found.summary) == (stepped == "same")
+
+
+def test_where_nothing_is_trained_it_says_what_is_missing(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    with wb.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run") as run:
+        pass
+    printed = " ".join(repr(run.diagnose()).split())
+    assert "Not measured: no backward pass and no update was made while the loop was watched." in printed
+    assert "1. Put the whole training loop between" in printed

@@ -24,6 +24,7 @@ from workbench.instruments.losses.classes import Classes, Recall
 from workbench.instruments.losses.criteria import Criteria
 from workbench.instruments.losses.graphs import Graphs, behind_weights
 from workbench.instruments.losses.logits import Logits
+from workbench.instruments.losses.pending import identities
 from workbench.instruments.losses.surrogates import MOST_NODES, Surrogates
 from workbench.instruments.losses.units import Units
 from workbench.instruments.losses.written import Written
@@ -53,6 +54,7 @@ class LoopFacts:
         self.classes, self.recall, self.written, self.others = Classes(), Recall(), Written(), Others()
         self.survival = self.parameters.survival
         self.updates, self.ended, self.given = 0, False, 0
+        self.stranger = ""  # where an optimizer that is not observed steps on the parameters of one that is
         self.near = True  # whether everything is looked at
         self._nears = 0
         self._drawn: Any = None  # since the last update
@@ -196,10 +198,12 @@ class LoopFacts:
             self.batches.step_begins(optimizer)
         self.order.step(number, empty=empty, line=self.near, altered=altered)
 
-    def stepped_elsewhere(self, optimizer: Optimizer) -> None:
+    def stepped_elsewhere(self, optimizer: Optimizer, observed: Iterable[Optimizer]) -> None:
         """Take in that an optimizer steps that is not observed."""
         if self.near:
             self.parameters.elsewhere(optimizer)
+            if not self.stranger and not identities(optimizer).isdisjoint(*map(identities, observed)):
+                self.stranger = own_line()
 
     def step_ends(self, number: int) -> None:  # noqa: D102
         self.order.stepped(number)
@@ -248,6 +252,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "near_updates": lambda facts: facts._nears,
     "ended": lambda facts: facts.ended,
     "optimizers_given": lambda facts: facts.given,
+    "stranger": lambda facts: facts.stranger,
     "order": lambda facts: facts.order.to_dict(),
     "modes": lambda facts: facts.modes.to_dict(facts.loaders, facts.loaders.drawn()),
     "parameters": lambda facts: facts.parameters.to_dict(facts.modes),

@@ -209,7 +209,7 @@ class LoopObserver:
         number = self._numbers.get(optimizer)
         if number is None:
             if self._only:
-                self.facts.stepped_elsewhere(optimizer)
+                self.facts.stepped_elsewhere(optimizer, self._numbers)
                 return
             goes_on = self.intervention is not None and self.intervention.takes_over(optimizer)
             number = self._numbers[optimizer] = 0 if goes_on else len(self._numbers)

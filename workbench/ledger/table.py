@@ -127,7 +127,7 @@ def alike(trials: pd.DataFrame, config: dict[str, Any]) -> pd.DataFrame:
     """Return the trials with a finite best value and this config, but for the seeds."""
     trials = trials[np.isfinite(trials["best_value"].astype(float))]
     for name in trials.columns.intersection([*config]).difference([*SEEDS]):
-        trials = trials[[same(config[name], other) for other in trials[name]]]
+        trials = trials.loc[[same(config[name], other) for other in trials[name]]]
     return trials
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import UsageError, WorkbenchError
+from workbench.instruments.caller import shown
 from workbench.programs.forks import Forks, Job, NotForked, end_run
 from workbench.programs.guard import take_back
 from workbench.programs.layout import lay_out, outermost, top_of
@@ -327,15 +328,35 @@ def _tail(path: Path, *, most: int = 4000) -> str:
 
 
 def printed_last(tail: str, *, lines: int = 6) -> str:
-    """Return the last lines of what a program printed as a part of a sentence, without what underlines a traceback's."""
+    """Return the last lines of what a program printed as a part of a sentence; of a traceback its error, and the line of the program's own that it came from."""
     plain = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", tail)  # without colours
-    found = [" ".join(line.split()) for line in re.split(r"[\r\n]+", plain) if line.strip(" ^~")]
-    return redact(" | ".join(found[-lines:]))
+    found = [line for line in re.split(r"[\r\n]+", plain) if line.strip(" ^~")]
+    return redact(_raised(found, lines) or " | ".join(" ".join(line.split()) for line in found[-lines:]))
+
+
+def _raised(printed: Sequence[str], lines: int) -> str:
+    """Return line and error of a traceback that ends in the last lines, "" without one."""
+    began = [number for number, line in enumerate(printed) if line.startswith("Traceback (most recent call last)")]
+    frames = [
+        (number, place, found[2])
+        for number, line in enumerate(printed)
+        if began and number > began[-1] and (found := re.match(r' +File "(.+)", line (\d+)', line))
+        and (place := shown(found[1]))
+    ]  # fmt: skip
+    if not frames:
+        return ""
+    number, place, line = frames[-1]
+    error = next((k for k in range(number, len(printed)) if not printed[k].startswith(" ")), 0)
+    said = " ".join(" ".join(printed[error:]).split())
+    return f"{place}:{line}, `{printed[number + 1].strip()}`: {said}" if error >= len(printed) - lines else ""
+
+
+_MISSING = re.compile(r"No such file|not found|NotFoundError|not exist|not a directory", re.IGNORECASE)
 
 
 def failure(command: Command, outcome: Outcome) -> WorkbenchError:
     """Return the error that says why a run is of no use, and what to do."""
-    shown = redact(" ".join([Path(command.words[0]).name, *command.words[1:]]))
+    words = redact(" ".join([Path(command.words[0]).name, *command.words[1:]]))
     last = printed_last(outcome.tail)
     said = f" It printed last: {last}" if last else ""
     if outcome.refused is not None:
@@ -343,36 +364,37 @@ def failure(command: Command, outcome: Outcome) -> WorkbenchError:
         top = re.match(r"(\.\./)*[^/]+", path)[0]  # type: ignore[index]  # every path has a first part
         where = f" ({outcome.refused['line']})" if outcome.refused.get("line") else ""
         return UsageError(
-            f"`{shown}` writes to, moves or removes {path}{where}, which was there before, so it was stopped: nothing of yours is overwritten. Give --redirect {top}, and each "
+            f"`{words}` writes to, moves or removes {path}{where}, which was there before, so it was stopped: nothing of yours is overwritten. Give --redirect {top}, and each "
             "run gets an empty one of its own; or --copy, and each run gets a copy of the folder."
         )
     if outcome.code < 0:
         name = signal.Signals(-outcome.code).name if -outcome.code in set(signal.Signals) else str(-outcome.code)
         return WorkbenchError(
-            f"`{shown}` was ended by {name} after {outcome.seconds:.0f} s and {outcome.updates} updates.{said}"
+            f"`{words}` was ended by {name} after {outcome.seconds:.0f} s and {outcome.updates} updates.{said}"
         )
     if outcome.code:
-        top = top_of(command.folder)
-        reach = f" It ran in a twin of {command.folder}, with what lies in {top}: what it reads from elsewhere needs an absolute path."
+        reach = ""
         if "EOFError" in last:
             reach = " Nobody types while it is diagnosed: what it asks for has to be given as an argument."
+        elif _MISSING.search(last):
+            reach = f" It ran in a twin of {command.folder}, with what lies in {top_of(command.folder)}: what it reads from elsewhere needs an absolute path."
         return WorkbenchError(
-            f"`{shown}` failed with exit code {outcome.code} after {outcome.updates} updates: it has to run by itself first.{'' if outcome.updates else reach}{said}"
+            f"`{words}` failed with exit code {outcome.code} after {outcome.updates} updates: it has to run by itself first.{reach}{said}"
         )
     if outcome.facts.get("fault"):
         return WorkbenchError(
-            f"`{shown}` could not be observed to its end, an error in this package ({outcome.facts['fault']}). The program itself ran to its own.{said}"
+            f"`{words}` could not be observed to its end, an error in this package ({outcome.facts['fault']}). The program itself ran to its own.{said}"
         )
     if outcome.updates:
         return WorkbenchError(
-            f"`{shown}` ended after {outcome.updates} updates in a way that Python does not see, such as os._exit, so what its loop does is not known: have it end by sys.exit, or at its last line.{said}"
+            f"`{words}` ended after {outcome.updates} updates in a way that Python does not see, such as os._exit, so what its loop does is not known: have it end by sys.exit, or at its last line.{said}"
         )
     if by_hand := outcome.facts.get("by_hand"):
         return WorkbenchError(
-            f"`{shown}` made {by_hand['passes']:,} backward passes ({by_hand['line']}), and no optimizer of torch.optim stepped, so that there is no learning rate to change: "
+            f"`{words}` made {by_hand['passes']:,} backward passes ({by_hand['line']}), and no optimizer of torch.optim stepped, so that there is no learning rate to change: "
             f"update the parameters by torch.optim.SGD(model.parameters(), lr) instead of by hand.{said}"
         )
     return WorkbenchError(
-        f"`{shown}` ended, and no step of a torch optimizer was observed. Is it the command that trains? Python started with -I or -S, "
+        f"`{words}` ended, and no step of a torch optimizer was observed. Is it the command that trains? Python started with -I or -S, "
         f"or without PYTHONPATH, cannot be observed, nor can a short training that ends by os._exit.{said}"
     )

@@ -207,7 +207,9 @@ def draw_comparison(sides: Sequence[Side]) -> Picture:
     return Picture([lambda ax: plot_trial_curves(curves, ax=ax)], "", size=(8.4, 3.8))
 
 
-def _select(found: Side) -> str:
+def _select(found: Side) -> str | None:
+    if not math.isfinite(found.value):
+        return None
     return f"{found.config['select']} ({found.config['select_mode']})"
 
 
@@ -221,13 +223,16 @@ def _shown(value: Any) -> Any:
 
 def _best_two(sides: Sequence[Side]) -> str:
     """Which is best, held against the second best; or why they cannot be compared."""
-    first = sides[0]
-    stranger = next(
-        (s for s in sides if _select(s) != _select(first) or s.record.workload != first.record.workload), None
-    )
     valued = [s for s in sides if math.isfinite(s.value)]
-    if stranger is not None or len(valued) < 2:
-        return _answer_text(first, stranger or sides[1])
+    if len(valued) < 2:
+        without = " and ".join(s.name for s in sides if s not in valued)
+        return f"No value to compare in {without}, where nothing that selects was evaluated; the configs can be compared."
+    first = valued[0]
+    stranger = next(
+        (s for s in valued if _select(s) != _select(first) or s.record.workload != first.record.workload), None
+    )
+    if stranger is not None:
+        return _answer_text(first, stranger)
     ranked = sorted(valued, key=lambda s: s.mean if first.config["select_mode"] == "min" else -s.mean)
     return _answer_text(ranked[0], ranked[1])
 
@@ -238,9 +243,6 @@ def _answer_text(left: Side, right: Side) -> str:
         return f"Not comparable: one is selected by {_select(left)}, the other by {_select(right)}."
     if left.record.workload != right.record.workload:
         return "The workloads differ, so their values cannot be compared; the configs can."
-    if not (math.isfinite(left.value) and math.isfinite(right.value)):
-        without = left if not math.isfinite(left.value) else right
-        return f"{without.name} has no best value yet."
     same_config = all(same(left.config.get(n), right.config.get(n)) for n in left.config if n not in SEEDS)
     if same_config and all(same(left.config.get(n), right.config.get(n)) for n in SEEDS):
         gap = abs(left.value - right.value)

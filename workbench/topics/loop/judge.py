@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from workbench.curves.judged import judged
 from workbench.curves.losses import judged_without_loss, nothing_learns
@@ -37,9 +38,15 @@ def judge_run(record: RecordLike) -> Diagnosis:
         + diagnose_seen_batches(record)
     )
     told = judged_without_loss(record, found).findings
-    if not (record.facts.get("loop") or {}).get("updates", 1):  # one reason instead of what each check lacks
-        why = "Not measured: no update was made."
-        told = tuple(replace(f, summary=why) if f.status == "not_measured" else f for f in told)
+    loop = record.facts.get("loop") or {}
+    if not loop.get("updates", 1):  # one reason instead of what each check lacks
+        why: dict[str, Any] = {"summary": "Not measured: no update was made."}
+        if not loop["order"]["backwards"]:
+            why = {
+                "summary": "Not measured: no backward pass and no update was made while the loop was watched.",
+                "advice": ("Put the whole training loop between the beginning and the end of watching, and look whether its loader gives batches and its loss is one of torch.",),
+            }  # fmt: skip
+        told = tuple(replace(f, **why) if f.status == "not_measured" else f for f in told)
     return replace(found, findings=causes_first(told))
 
 
