@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ Progress = Callable[[int], None]
 _OF_STAGES = (
     "{l_bar}{bar:20}| {elapsed}<{remaining}{postfix}"  # counts and rate would leave no room for what is trained
 )
+_BEYOND = _OF_STAGES.replace("<{remaining}", "")  # nobody knows how much more there is
+_ELSE = 46
+"""Columns of a bar beside label and status."""
 
 
 class ProgressBar:
@@ -50,20 +54,28 @@ class ProgressBar:
         self._total = steps
         if self._bar is not None:
             self._bar.total = max(steps, self._bar.n)
-            self._bar.bar_format = _OF_STAGES
+            self._bar.bar_format = _OF_STAGES if self._bar.n < steps else _BEYOND
 
     def advance(self, steps: int) -> None:
         """Count `steps` more updates."""
+        first = self._done == self._skipped
         self._done += steps
         if self._bar is not None:
+            if first:
+                self._bar.last_print_t = (
+                    time.time()
+                )  # what came before the first update says nothing of how long one takes
             if self._bar.total is not None and self._bar.n + steps > self._bar.total:
                 self._bar.total = self._bar.n + steps
+                self._bar.bar_format = _BEYOND
             self._bar.update(steps)
 
     def status(self, text: str) -> None:
         """Say what is being trained."""
         if self._bar is not None:
-            self._bar.set_postfix_str(text)
+            wide = self._bar.format_dict["ncols"]
+            room = max((wide or 200) - len(self._bar.desc or "") - _ELSE, 12)
+            self._bar.set_postfix_str(textwrap.shorten(text, room, placeholder=" …"))
         elif self._label and text != self._said:
             self._said = text
             sys.stderr.write(f"{self._label}: {text}{self._left()}\n")

@@ -61,7 +61,7 @@ def test_a_study_that_seeks_no_config_has_no_answers() -> None:
 
 def test_an_alarm_takes_the_place_of_what_is_well() -> None:
     said = answered(finding("lr.too_high", "fail"), finding("data.scale", "warn"), finding("loop.no_step", "fail"))
-    assert said["Anything broken"] == "About loop.no_step. 1 more: data.scale."
+    assert said["Anything broken"] == "loop.no_step: About loop.no_step. 1 more: data.scale."
     assert said["Learning rate"] == "About lr.best. About lr.unstable.", "what follows from a fault is no answer"
     assert answered(finding("lr.too_high", "fail"))["Learning rate"] == "About lr.too_high. About lr.unstable."
     assert answered(finding("stability.early", "fail"))["Stability"] == "About stability.early."
@@ -86,9 +86,11 @@ def test_remarks_and_what_follows_are_named_and_are_no_health() -> None:
     made = Diagnosis(findings=(remark, *WELL), recommendation=KEPT)
     assert [a.status for a in made.answers] == ["ok", "ok", "warn", "ok"]
     grave = finding("batch_size.noise_scale", "fail")
-    assert answered(grave)["Anything broken"] == "About batch_size.noise_scale."
+    assert answered(grave)["Anything broken"] == "batch_size.noise_scale: About batch_size.noise_scale."
     cause = answered(finding("loop.retained_graph", "warn"), finding("loop.memory_creep", "fail"))
-    assert cause["Anything broken"] == "About loop.retained_graph.", "what a failure follows from is no remark"
+    assert cause["Anything broken"] == "loop.retained_graph: About loop.retained_graph.", (
+        "what a failure follows from is no remark"
+    )
     fault = Diagnosis(findings=(finding("loop.no_step", "fail"), *WELL[:-1]), recommendation=KEPT)
     assert fault.answers[-1].status == "warn", "a config that is not decided is no good news"
 

@@ -211,8 +211,18 @@ def test_what_a_program_leaves_running_is_ended(tmp_path: Path) -> None:
             WorkbenchError,
             r"^`python train.py` failed with exit code 1 after 0 updates: it has to run by itself first. It printed last: train.py:1, `raise ValueError\(.*`: ValueError: no data$",
         ),
-        ("open('no.csv')", ["python", "train.py"], WorkbenchError, "twin of .* needs an absolute path.*train.py:1, `open.*FileNotFoundError"),
-        ("import torch\ntorch.nn.Linear(3, 1)(torch.ones(8, 4))", ["python", "train.py"], WorkbenchError, r"first. It printed last: train.py:2, `torch.nn.Linear\(3, 1\).*`: RuntimeError: mat1 and mat2"),
+        (
+            "open('no.csv')",
+            ["python", "train.py"],
+            WorkbenchError,
+            "twin of .* needs an absolute path.*train.py:1, `open.*FileNotFoundError",
+        ),
+        (
+            "import torch\ntorch.nn.Linear(3, 1)(torch.ones(8, 4))",
+            ["python", "train.py"],
+            WorkbenchError,
+            r"first. It printed last: train.py:2, `torch.nn.Linear\(3, 1\).*`: RuntimeError: mat1 and mat2",
+        ),
         ("input()", ["python", "train.py"], WorkbenchError, "Nobody types.*EOFError"),
         ("print('hello')", ["python", "train.py"], WorkbenchError, "no step of a torch optimizer.*hello"),
         (

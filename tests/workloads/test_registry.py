@@ -112,7 +112,11 @@ def test_an_attribute_of_the_wrong_kind(attribute: str, said: str) -> None:
             "failed at failing_workload.py:1: ValueError: last line",
             ValueError,
         ),
-        ("import workbench as wb\nwb.TrainConfig(peak_lr=0, total_steps=1)", "failed at failing_workload.py:2: peak_lr=0 must", UsageError),
+        (
+            "import workbench as wb\nwb.TrainConfig(peak_lr=0, total_steps=1, batch_size=1)",
+            "failed at failing_workload.py:2: peak_lr=0 must",
+            UsageError,
+        ),
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'", ModuleNotFoundError),
         ("def f(:", "failed with SyntaxError", SyntaxError),
         ("import sys; sys.exit(2)", "failed at failing_workload.py:1: SystemExit: 2", SystemExit),

@@ -318,7 +318,7 @@ def studies(args: argparse.Namespace) -> int:
     return RAN
 
 
-_SHOWN = ("select", "best_lr", "seeds", "mean_value", "verdict", "lr_best", "lr_unstable", "tags")
+_SHOWN = ("select", "best_lr", "seeds", "mean_value", "verdict", "alarms", "lr_best", "lr_unstable", "tags")
 
 
 def _study_folder(root: str, given: str) -> Path:
@@ -355,12 +355,24 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
         ))  # fmt: skip
     lines = _columns(rows)
     for line, study in enumerate(table.to_dict("records"), start=1):
-        said = f"{study['verdict']}: {study['note']}" if isinstance(study["verdict"], str) else str(study["note"])
+        alarm = f" {str(study['alarms']).partition(' ')[0]}".rstrip()
+        said = (
+            f"{study['verdict']}{alarm}: {study['note']}" if isinstance(study["verdict"], str) else str(study["note"])
+        )
         lines[line] += f"\n    {said if verbose else textwrap.shorten(said, 106, placeholder=' …')}"
         lines[line] += "".join(f"\n    {f'{name}:':<10} {study[name]}" for name in extra)
         if verbose:
             lines[line] += f"\n    config:    {study['config']}\n    reproduce: {study['reproduce']}"
+    if any(
+        abs(both["best_lr"] - both["lr_best"]) > 0.01 * both["lr_best"]
+        for both in table[["best_lr", "lr_best"]].dropna().to_dict("records")
+    ):
+        lines += ["", _TWO_LRS]
     return "\n".join(lines)
+
+
+_TWO_LRS = """at lr: of the config that the diagnosis ends with, which has the mean value.
+lr.best: lowest training loss; it becomes the config only where it is proven better by the metric."""
 
 
 def _number(value: object) -> str:

@@ -106,7 +106,9 @@ def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
     if wrong:
         more = f" {len(wrong) - 1} more: {', '.join(f.code for f in wrong[1:])}." if wrong[1:] else ""
         lead = wrong[0]
-        return Answer(question=question, status=lead.status, text=f"{lead.summary}{more}", codes=(lead.code,))
+        return Answer(
+            question=question, status=lead.status, text=f"{lead.code}: {lead.summary}{more}", codes=(lead.code,)
+        )
     looked = [f for f in findings if not f.code.startswith(_TUNED)]
     well, missing = ([f for f in looked if f.status == status] for status in ("ok", "not_measured"))
     void = sum(not f.applies for f in well)

@@ -203,6 +203,12 @@ class Diagnosis:
         news = [f for f in told if f.code not in answered and f.summary.removesuffix(".") not in said]
         return news, [f for f in ranked if f not in told]
 
+    def _alike(self) -> list[Finding]:
+        """Return what was not measured for a reason that an answer gives."""
+        answered = {code for answer in self.answers for code in answer.codes}
+        said = {answer.text for answer in self.answers}
+        return [f for f in self.findings if f.status == "not_measured" and f.summary in said and f.code not in answered]
+
     def __repr__(self) -> str:
         """Return the verdict for a terminal: answers, then what none of them tells, causes first; what is said alike is said once; what to change and to try."""
         told, rest = self.told()
@@ -212,6 +218,8 @@ class Diagnosis:
         for answer in self.answers:
             lines += _codes([f for code in answer.codes for f in after.get(code, ())], said=answer.codes)
         lines += _told([(f, after[f.code]) for f in told])
+        if alike := self._alike():
+            lines.append(_paragraph("not_measured", f"{len(alike)} more not measured for the reason above: {', '.join(names_of(alike))}"))  # fmt: skip
         if rest:
             where = "in the report" if self.recommendation else f"(`workbench report {self.path or 'FOLDER'}` shows it)"
             lines.append(

@@ -42,6 +42,7 @@ EXTRA = {
     "commit": "git commit of the code",
     "tags": "words of the note that begin with #",
     "verdict": "badge of its diagnosis, where there is one",
+    "alarms": "codes of its diagnosis that fail or warn, but for those that follow from others",
     "lr_best": "lr.best of its diagnosis; the config that it ends with may have another that is as good, or better by the metric",
     "lr_unstable": "lr.unstable of its diagnosis: where training becomes unstable",
 }
@@ -153,11 +154,16 @@ def _diagnosed(folder: Path) -> dict[str, Any]:
         values = {str(f["code"]): f["value"] for f in found["findings"]}
         return {
             "verdict": found.get("badge", found["verdict"]),
+            "alarms": " ".join(
+                f["code"]
+                for f in found["findings"]
+                if f.get("status") in ("fail", "warn") and not f.get("follows_from")
+            ),
             "lr_best": values.get("lr.best"),
             "lr_unstable": values.get("lr.unstable"),
         }
     except (OSError, ValueError, KeyError, TypeError):
-        return {"verdict": None, "lr_best": None, "lr_unstable": None}
+        return {"verdict": None, "alarms": "", "lr_best": None, "lr_unstable": None}
 
 
 def _config_link(folder: Path, study: dict[str, Any]) -> str:

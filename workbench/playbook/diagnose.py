@@ -160,7 +160,7 @@ class _Walk:
     def narrow(self, session: Session) -> None:
         """Run what the last digits of lr* and of the edge take: they change a verdict least."""
         if session.workload.minimised and not fixed_step(session.record):
-            session.stage(0, _STAGES, "refining the best and the unstable lr")
+            session.stage(0, _STAGES, "finer learning rates")
             self.sweep.extend(session)
 
     def compare(self, session: Session) -> Mapping[str, Any]:
@@ -170,7 +170,7 @@ class _Walk:
         found, candidate = _candidate(session, known)
         with suppress(BudgetSpent):
             if candidate is not None:
-                session.stage(0, _STAGES, "comparison with the baseline under fresh seeds")
+                session.stage(0, _STAGES, "proof under fresh seeds")
                 self.proof.extend(session, candidate)
                 failed = failed_when_proved(session.record) < math.inf
                 known = diagnose_record(session.record) if failed else known

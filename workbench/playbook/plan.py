@@ -164,7 +164,7 @@ def _stages(
     else:
         missing.append("other learning rates, and how far yours is from instability (from 2x on)")
     if proof:
-        stages.append(Stage(name=f"proof under {seeds} fresh seeds", runs=proof, tells="whether a better config is better; none is needed where none looks better"))  # fmt: skip
+        stages.append(Stage(name=f"proof under {seeds} fresh seeds", runs=proof, tells="whether a config that looks better is; left out where none does"))  # fmt: skip
     elif proof_seeds > 1:
         missing.append("a proof under fresh seeds (from 8x on)")
     return stages, missing

@@ -252,7 +252,7 @@ def _prove_best(session: ProgramSession, proof: Proof) -> None:
             if found["untried"]:
                 run_round(session, [TrialRequest(Role.MARGIN, candidate.replace(peak_lr=1.5 * candidate.peak_lr))])
                 continue
-            session.stage(4, 4, "comparison with the baseline under fresh seeds")
+            session.stage(4, 4, "proof under fresh seeds")
             proof.extend(session, candidate)
         return
 

@@ -226,7 +226,9 @@ def _best_two(sides: Sequence[Side]) -> str:
     valued = [s for s in sides if math.isfinite(s.value)]
     if len(valued) < 2:
         without = " and ".join(s.name for s in sides if s not in valued)
-        return f"No value to compare in {without}, where nothing that selects was evaluated; the configs can be compared."
+        return (
+            f"No value to compare in {without}, where nothing that selects was evaluated; the configs can be compared."
+        )
     first = valued[0]
     stranger = next(
         (s for s in valued if _select(s) != _select(first) or s.record.workload != first.record.workload), None

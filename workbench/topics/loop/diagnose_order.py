@@ -50,7 +50,11 @@ def _no_step(facts: Facts) -> Finding:
     if stepped >= given and facts["updates"]:
         return say("ok", "The optimizer steps." if given == 1 else "All optimizers step.")
     if line := facts.get("stranger"):
-        none = "the optimizer given to wb.watch makes no step" if given == 1 else f"of {given} optimizers given to wb.watch {stepped} step"
+        none = (
+            "the optimizer given to wb.watch makes no step"
+            if given == 1
+            else f"of {given} optimizers given to wb.watch {stepped} step"
+        )
         return say(
             "warn", f"{order['backwards']} backward passes, and {none}: another optimizer steps on the same parameters ({line}).",
             advice=["Give wb.watch the optimizer that steps: what it does to the parameters was not looked at."],

@@ -345,6 +345,8 @@ def _headroom(study: _Instability, near: float) -> Finding:
         return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
         reason = "no unstable learning rate was found, and the critical lr, at which a step stops lowering the loss of its batch, was not measured"
+        if all(p.lr <= base for p in study.table.points):
+            reason = "no larger learning rate than the baseline's was trained, so unstable ones were not looked for"
         return CODES.not_measured(code, reason, evidence=evidence)
     value = lr / base
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
