@@ -183,8 +183,9 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
 ) -> None:
     study(tmp_path / "one")
     findings = [{"code": "lr.best", "value": 0.4}, {"code": "lr.unstable", "value": None}]
+    faults = [{"code": "loop.no_step", "value": 1, "status": "fail", "follows_from": f} for f in (None, "data.labels")]
     (tmp_path / "one" / "diagnosis.json").write_text(
-        json.dumps({"verdict": "not_measured", "badge": "ok, 1 not measured", "findings": findings})
+        json.dumps({"verdict": "not_measured", "badge": "ok, 1 not measured", "findings": [*findings, *faults]})
     )
     study(tmp_path / "two")
     (tmp_path / "two" / "diagnosis.json").write_text("cut off {")
@@ -193,11 +194,14 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     assert row.loc["two", ["verdict", "lr_best", "lr_unstable"]].isna().all()
     assert cli.main(["studies", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    head, one, said, two, alone = ([cell.strip() for cell in line.split("  ") if cell] for line in lines)
+    head, one, said, two, alone = ([cell.strip() for cell in line.split("  ") if cell] for line in lines[:5])
+    assert [line.partition(":")[0] for line in lines[5:]] == ["", "at lr", "lr.best"], (
+        "two learning rates are told apart"
+    )
     assert head == ["study", "trials", "mean value", "metric", "at lr", "lr.best", "lr.unstable"]
     assert one == ["one", "6", "0.25", "validation/loss", "0.2", "0.4"]
     assert two == ["two", "6", "0.25", "validation/loss", "0.2"]
-    assert (said, alone) == (["ok, 1 not measured: a note"], ["a note"])
+    assert (said, alone) == (["ok, 1 not measured loop.no_step: a note"], ["a note"])
     assert cli.main(["studies", str(tmp_path), "--note", "two", "after the fix #lr #fix"]) == 0
     capsys.readouterr()
     assert cli.main(["studies", str(tmp_path), "--tag", "lr"]) == 0
