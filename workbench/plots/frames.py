@@ -27,6 +27,12 @@ def curve(record: Record, trial: int, column: str) -> tuple[Floats, Floats]:
     return rows["step"].to_numpy(dtype=np.float64), rows[column].to_numpy(dtype=np.float64, na_value=np.nan)
 
 
+def part_measured(record: Record, trial: int, steps: Floats) -> str:
+    """Return as "37 of 440 updates" that a trial's curve has no more steps than these; "" where it has each."""
+    every = int((record.steps["trial"] == trial).sum())
+    return f"{steps.size:,} of {every:,} updates" if steps.size < every else ""
+
+
 def evaluations(record: Record, trial: int, *, split: str, metric: str) -> tuple[Floats, Floats]:
     """Return (steps, values) of one evaluated metric, in order of the steps; empty where there is none."""
     table = record.evals
@@ -85,6 +91,15 @@ def best_lr(diagnosis: Diagnosis | None) -> tuple[float, float]:
     lr = number(found.value)
     trained = number(found.evidence.get("measured_lr"))
     return lr, lr if np.isnan(trained) else trained
+
+
+def recommended(diagnosis: Diagnosis | None) -> tuple[float, list[int]]:
+    """Return the learning rate of an adopted recommendation and its trials, the one that chose it first; NaN and none without one."""
+    found = (diagnosis.recommendation if diagnosis is not None else None) or {}
+    if not found.get("adopted"):
+        return np.nan, []
+    trials = [found.get("chosen", {}).get("trial"), *found.get("recommended", {}).get("trials", ())]
+    return number(found["config"]["peak_lr"]), [trial for trial in trials if trial is not None]
 
 
 def baseline_lr(record: Record) -> float:

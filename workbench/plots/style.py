@@ -64,6 +64,9 @@ LARGEST = 1e100
 MAX_COLUMNS = 500
 """Into which a long curve is divided: of each its lowest and highest value are drawn; most figures are as wide in points (rule of thumb)."""
 
+POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3}
+"""How a value is drawn that was not measured at every update: a line would tell what lies between."""
+
 _EXPONENT = re.compile(r"e\+?(-?)0*")
 
 MOST_INSIDE = 4

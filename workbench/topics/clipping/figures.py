@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from workbench.curves.clipping import ClipThreshold, choose_threshold, clipped_runs, ordinal
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import curve, default_trial, field_of, finding, lr_of
+from workbench.plots.frames import curve, default_trial, field_of, finding, lr_of, part_measured
 from workbench.plots.loss import fit_y
 from workbench.plots.palette import BAD, BASELINE, GOOD, PALETTE, PAPER
 from workbench.plots.style import (
+    POINTS,
     Size,
     draw_curve,
     drawable,
@@ -46,7 +47,7 @@ def plot_grad_norm(
     Healthy: a band that drifts slowly; where clipping is on, the band lies below the threshold and only single steps
     stick out. Sick: spikes of many times the band's height (outlier batches, the start of a mid-run instability), a
     norm that climbs until the run diverges, or a band that lies above the threshold, so that nearly every step is
-    clipped and the threshold acts as a lower learning rate.
+    clipped and the threshold acts as a lower learning rate. Norms of a loop that is watched are points: not every update is measured.
 
     The threshold that `clipping.threshold` of the diagnosis proposes is drawn, and on the trial that it was measured on the same
     percentile of each tenth of the run. `percentile` draws the threshold at this percentile of the trial's own norms instead, and marks
@@ -60,7 +61,9 @@ def plot_grad_norm(
         if not np.isfinite(norms).any():
             return not_measured(axes, "no finite gradient norm was recorded")
         label = f"trial {trial}, lr {short(lr_of(record, trial))}"
-        band = draw_curve(axes, steps, norms, color=GOOD, linewidth=0.9, label=label)
+        part = part_measured(record, trial, steps)
+        look: dict[str, Any] = POINTS if part else {"linewidth": 0.9}
+        band = draw_curve(axes, steps, norms, color=GOOD, label=label, **look)
         _thresholds(axes, record, diagnosis, trial, steps=steps, norms=norms, percentile=percentile, across=True)
         found = finding(diagnosis, "clipping.threshold")
         if found is not None and found.evidence.get("trial") == trial:
@@ -70,12 +73,13 @@ def plot_grad_norm(
                 each = "tenth" if windows.size == 10 else "window"
                 label = f"{short(number(own))}th percentile of each {each} of the run"
                 edges = np.linspace(steps[0], steps[-1] + 1, windows.size + 1)
-                look: dict[str, Any] = {"baseline": None, "color": PALETTE[1], "linewidth": 1.6, "zorder": 3}
+                look = {"baseline": None, "color": PALETTE[1], "linewidth": 1.6, "zorder": 3}
                 axes.stairs(np.where(windows > 0, windows, np.nan), edges, label=label, **look)
         bad = steps[~np.isfinite(norms)]
         if bad.size:
             mark_steps(axes, bad, label=f"not finite ({bad.size})")
-        axes.set(xlabel="step", ylabel="gradient norm, before clipping", title="Gradient norm at each step")
+        title = f"Gradient norm in {part}" if part else "Gradient norm at each step"
+        axes.set(xlabel="step", ylabel="gradient norm, before clipping", title=title)
         fit_y(axes, [band], headroom=1e8)
         axes.margins(x=0.01)
         legend(axes)
@@ -129,7 +133,8 @@ def plot_grad_norm_histogram(
             (shown.size - hump.size, "beyond the axis"),
         )
         parts = "".join(f", {count:,} {what}" for count, what in rest if count)
-        title = f"Gradient norms of trial {trial}: {norms.size:,} steps{parts}"
+        of = part_measured(record, trial, steps) or f"{norms.size:,} steps"
+        title = f"Gradient norms of trial {trial}: {of}{parts}"
         axes.set(xlabel="gradient norm, before clipping", ylabel="steps", title=title)
         legend(axes)
     return axes
@@ -157,7 +162,8 @@ def _thresholds(
 
     def draw(value: float, name: str, **look: Any) -> None:
         if np.isfinite(value):
-            share = f"{(finite > value).mean():.0%} of the steps" if finite.size else "no finite norm"
+            of = "those" if part_measured(record, trial, steps) else "the steps"
+            share = f"{(finite > value).mean():.0%} of {of}" if finite.size else "no finite norm"
             line(value, label=f"{name} {short(value)}: {share}", **look)
 
     draw(number(field_of(record, trial, "max_grad_norm")), "clipped above", color=BAD, linestyle="--")

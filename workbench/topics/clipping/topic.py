@@ -9,7 +9,7 @@ from workbench.curves.clipping import clipped_runs
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.lazy import lazily
-from workbench.plots.frames import curve, default_trial
+from workbench.plots.frames import curve, default_trial, part_measured
 from workbench.plots.words import number_text
 from workbench.topics.clipping.diagnose import CODES
 from workbench.topics.clipping.diagnose import diagnose_clipping as diagnose
@@ -36,7 +36,12 @@ def _norm_numbers(record: Any, diagnosis: Diagnosis) -> str:
     steps, norms = _norms(record, trial)
     peak = int(np.argmax(norms))
     middle, largest = number_text(float(np.median(norms))), number_text(float(norms[peak]))
-    return f"Trial {trial}: the largest norm is {largest}, at step {int(steps[peak]):,}; the median is {middle}."
+    largest += f", at step {int(steps[peak]):,}"
+    part = part_measured(record, trial, curve(record, trial, "grad_norm")[0])
+    if part:
+        return f"Trial {trial}: gradient norm in {part}; the largest of those is {largest}, their median {middle}."
+    spikes = "Single spikes far above the band are outlier batches or the start of an instability."
+    return f"Trial {trial}: the largest norm is {largest}; the median is {middle}. {spikes}"
 
 
 def _histogram_numbers(record: Any, diagnosis: Diagnosis) -> str:
@@ -57,7 +62,7 @@ TOPIC = Topic(
         Figure(
             name="grad-norm",
             shows="L2 norm of the gradient before clipping against step, of one run.",
-            caption="Single spikes far above the band are outlier batches or the start of an instability.",
+            caption="Healthy is a band that drifts slowly.",
             codes=("clipping.threshold", "stability.spike"),
             draw=plot_grad_norm,
             numbers=_norm_numbers,
@@ -65,7 +70,7 @@ TOPIC = Topic(
         ),
         Figure(
             name="grad-norm-histogram",
-            shows="Histogram of the gradient norms of all steps of one run.",
+            shows="Histogram of the gradient norms of one run.",
             caption="A good clipping threshold stands just right of the hump; to its left it would clip most steps and act as a "
             "lower learning rate.",
             codes=("clipping.threshold", "clipping.aggressive"),

@@ -12,6 +12,7 @@ from workbench.plots.style import (
     BASELINE,
     GOOD,
     INK,
+    POINTS,
     Size,
     draw_curve,
     drawing,
@@ -50,10 +51,10 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "pag
             values = steps[column].to_numpy(dtype=np.float64, na_value=np.nan)
             positive = np.where(values > 0, values, np.nan)
             if np.isfinite(positive).any():
-                there = ~passed_over(steps) | np.isfinite(values)  # a line from look to look
-                draw_curve(
-                    axes, steps["step"].to_numpy()[there], positive[there], label=label, color=colour, linestyle=style
-                )
+                there = ~passed_over(steps) | np.isfinite(values)
+                look = {"linestyle": style} if there.all() else POINTS
+                told = label if there.all() else f"{label} ({there.sum():,} of {there.size:,})"
+                draw_curve(axes, steps["step"].to_numpy()[there], positive[there], label=told, color=colour, **look)
                 drawn += column != "lr"
         if not drawn:
             return not_measured(axes, "no update has a loss or a gradient norm above 0")

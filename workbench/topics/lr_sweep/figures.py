@@ -11,7 +11,17 @@ from matplotlib.lines import Line2D
 from workbench.curves.judged import judged
 from workbench.curves.trial_curves import RecordLike as Record
 from workbench.findings.diagnosis import Diagnosis
-from workbench.plots.frames import baseline_lr, best_lr, curve, field_of, finding, lr_of, trials_at, trials_in
+from workbench.plots.frames import (
+    baseline_lr,
+    best_lr,
+    curve,
+    field_of,
+    finding,
+    lr_of,
+    recommended,
+    trials_at,
+    trials_in,
+)
 from workbench.plots.loss import draw_trial_loss, fit_y, loss_axes
 from workbench.plots.palette import BAD, BASELINE, GOOD, PALETTE
 from workbench.plots.style import Size, drawing, legend, log_scale, mark_steps, not_measured, short
@@ -58,7 +68,7 @@ def plot_lr_sweep(
         lrs = [
             *points["lr"],
             *(lr for line in short_runs for lr in np.atleast_1d(line.get_xdata())),
-            *(lr for lr in [baseline_lr(record)] if np.isfinite(lr)),
+            *(lr for lr in (baseline_lr(record), recommended(diagnosis)[0]) if np.isfinite(lr)),
         ]
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
         log_scale(axes, "x")
@@ -98,15 +108,18 @@ def plot_loss_curves(
         chosen = trials is None and np.isfinite(best)
         if ours := trials is None:
             trials = trials_to_draw(record, diagnosis)
-        curves, lrs = [], list[float]()
-        for trial in trials:
-            lr = lr_of(record, trial)
-            label = f"_lr {short(lr)}" if ours and lr in lrs else ""  # another seed of one that the legend names
+        curves, lrs, every = [], list[float](), [lr_of(record, trial) for trial in trials]
+        proven = recommended(diagnosis)[1]
+        for trial, lr in zip(trials, every, strict=True):
+            seeds = every.count(lr) if ours or mark is not None else 1
+            label = f"_lr {short(lr)}" if seeds > 1 and lr in lrs else ""  # another seed of one that the legend names
             lrs += [] if lr in lrs else [lr]
             limit = number(field_of(record, trial, "max_grad_norm"))
+            notes = ["recommended"] * (trial in proven) + [f"{seeds} seeds"] * (seeds > 1)
+            notes += [f"clipped above {short(limit)}"] * bool(np.isfinite(limit))
             line = draw_trial_loss(
                 axes, record, trial, index=lrs.index(lr) if mark is None else 4, relative_to=best, label=label,
-                note=f"clipped above {short(limit)}" if np.isfinite(limit) else "",
+                note=", ".join(notes),
                 behind=mark is not None and not np.isclose(lr_of(record, trial), mark, rtol=1e-9, atol=0.0),
             )  # fmt: skip
             if line is not None:
@@ -114,7 +127,8 @@ def plot_loss_curves(
                 curves.append(line)
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
-        loss_axes(axes, curves, title="Training loss at the best lr and just above" if chosen else "Training loss")
+        above = chosen and trials[-1] not in proven
+        loss_axes(axes, curves, title="Training loss at the best lr and just above" if above else "Training loss")
     return axes
 
 
@@ -165,8 +179,10 @@ def _draw_short_runs(ax: Axes, record: Record) -> list[Line2D]:
 
 def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     """Draw lr* with its interval, the bracket of the unstable lr, and the baseline's lr."""
+    best, lowest = best_lr(diagnosis)
+    said = "lowest training loss" if best == lowest else "as good as the lowest training loss:"
     for code, ends, color, style, label in (
-        ("lr.best", ("low", "high"), GOOD, "--", "best lr {} (shaded: as good)"),
+        ("lr.best", ("low", "high"), GOOD, "--", f"{said} {{}} (shaded: as good)"),
         ("lr.unstable", ("lower", "upper"), BAD, "-.", "unstable from {} (shaded: not tried)"),
     ):
         found = finding(diagnosis, code)
@@ -176,15 +192,18 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
             shaded = np.isfinite([low, high]).all()
             if shaded:
                 ax.axvspan(low, high, color=color, alpha=0.15, linewidth=0)
-            said = (label if shaded else label.partition(" (")[0]).format(short(value))
-            ax.axvline(value, color=color, linestyle=style, label=said)
+            text = (label if shaded else label.partition(" (")[0]).format(short(value))
+            ax.axvline(value, color=color, linestyle=style, label=text)
+    chosen = recommended(diagnosis)[0]
+    if np.isfinite(chosen) and not np.isclose(chosen, best, rtol=1e-9, atol=0.0):
+        ax.axvline(chosen, color=PALETTE[1], linestyle=(0, (5, 1)), linewidth=2, label=f"recommended {short(chosen)}")
     baseline = baseline_lr(record)
     if np.isfinite(baseline):
         ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")
 
 
 def trials_to_draw(record: Record, diagnosis: Diagnosis | None) -> list[int]:
-    """Trials at lr* and the next `ABOVE` lrs of the sweep; where lr* is not known, at `MOST` lrs. One for each lr and seed."""
+    """Trials at lr* and the next `ABOVE` lrs of the sweep; where lr* is not known, at `MOST` lrs. One for each lr and seed, and the recommended one."""
     best, trained = best_lr(diagnosis)
     best = best if len(trials_at(record, best)) else trained
     stages = ("lr_sweep", "baseline", "lr_unstable") if trials_in(record, "lr_sweep") else ()
@@ -201,4 +220,4 @@ def trials_to_draw(record: Record, diagnosis: Diagnosis | None) -> list[int]:
     for lr in lrs:
         for trial in trials_at(record, lr, *stages):
             kept.setdefault((lr, field_of(record, trial, "seed")), trial)
-    return list(kept.values())
+    return [*kept.values(), *(trial for trial in recommended(diagnosis)[1][:1] if lr_of(record, trial) not in lrs)]
