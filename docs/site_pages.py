@@ -21,14 +21,14 @@ OUTSIDE = {
 }
 
 
-def _topics() -> dict[str, dict[str, tuple[str, str]]]:
-    """Return question -> public name -> (module, name there); "" holds the names of the package itself."""
+def _modules() -> dict[str, dict[str, tuple[str, str]]]:
+    """Return public module -> public name -> (module, name there); "" holds the names of the package itself."""
     found: dict[str, dict[str, tuple[str, str]]] = {"": {}}
     for name, (home, there) in imported_names(ROOT / "workbench" / "__init__.pyi").items():
-        if there == "topic":
-            source = ROOT.joinpath(*home.split("."), "topic.py")
-            public = set(re.findall(r'"(\w+)"', re.search(r"__all__ = \[(.*?)\]", source.read_text(), re.DOTALL)[1]))  # type: ignore[index]
-            found[name] = {each: place for each, place in imported_names(source).items() if each in public}
+        source = ROOT.joinpath(*home.split("."), f"{there}.py")
+        if source.exists():
+            public = re.findall(r'"(\w+)"', re.search(r"__all__ = \[(.*?)\]", source.read_text(), re.DOTALL)[1])  # type: ignore[index]
+            found[name] = {each: imported_names(source).get(each, (f"{home}.{there}", each)) for each in public}
         else:
             found[""][name] = (home, there)
     return found
@@ -38,7 +38,7 @@ def on_config(config: Any) -> Any:
     """Put notebooks and reference into the navigation."""
     places = {
         "NOTEBOOKS": [{"All": "notebooks_list.md"}, *({path.stem: f"{path.stem}.md"} for path in NOTEBOOKS)],
-        "REFERENCE": [{f"wb.{name}" if name else "wb": f"reference_{name or 'wb'}.md"} for name in sorted(_topics())],
+        "REFERENCE": [{f"wb.{name}" if name else "wb": f"reference_{name or 'wb'}.md"} for name in sorted(_modules())],
     }
     config.nav = [
         {key: places.get(value, value) if isinstance(value, str) else value for key, value in part.items()}
@@ -52,7 +52,7 @@ def on_files(files: Files, config: Any) -> Files:
     made = {target: (ROOT / source).read_text() for source, target in OUTSIDE.items()}
     for path in NOTEBOOKS:
         made[f"{path.stem}.md"] = _notebook(path)
-    for name, names in _topics().items():
+    for name, names in _modules().items():
         made[f"reference_{name or 'wb'}.md"] = _reference(name, names)
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -101,15 +101,10 @@ def _notebook(path: Path) -> str:
 
 
 def _reference(name: str, names: dict[str, tuple[str, str]]) -> str:
-    """Return a page of the public names of a question, each with its signature and docstring."""
+    """Return a page of the public names of a module, each with its signature and docstring."""
     owner = f"wb.{name}" if name else "wb"
-    own = {
-        public: place
-        for public, place in names.items()
-        if place[0].startswith("workbench.") and place[1] != place[0].rpartition(".")[2]
-    }
     blocks = [
         f'::: {home}.{there}\n    options:\n      heading: "{owner}.{public}"\n      toc_label: "{public}"'
-        for public, (home, there) in own.items()
+        for public, (home, there) in names.items()
     ]
     return "\n\n".join([f"# {owner}", *blocks])

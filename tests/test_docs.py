@@ -6,9 +6,11 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -135,6 +137,18 @@ def test_the_page_of_codes_lists_what_a_watched_loop_is_asked(tmp_path: Path) ->
     for name in re.findall(r"`([a-z_.]+)`", listed):
         told.append(f"{told[-1].partition('.')[0]}{name}" if name.startswith(".") else name)
     assert sorted(told) == sorted(finding.code for finding in run.diagnose())
+
+
+def test_every_public_name_has_a_heading_in_the_reference() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "site_pages.py"))
+    pages = "\n".join(made["_reference"](name, names) for name, names in made["_modules"]().items())
+    public = {f"wb.{name}": getattr(wb, name) for name in wb.__all__ if name != "__version__"}
+    for owner, value in list(public.items()):
+        if isinstance(value, ModuleType):
+            public |= {f"{owner}.{name}": getattr(value, name) for name in value.__all__}
+    plain = {name for name, value in public.items() if not isinstance(value, ModuleType)}
+    assert {"wb.diagnose", "wb.errors.UsageError", "wb.stability.replay"} <= plain
+    assert plain == set(re.findall(r'heading: "([\w.]+)"', pages))
 
 
 def emitted() -> Iterator[tuple[str, Finding]]:
