@@ -195,7 +195,7 @@ def watched(batches: Batches, out: Path, teacher: nn.Module | None = None, *, gi
 def test_inputs_that_come_again_with_another_label_are_told(fault: str, tmp_path: Path) -> None:
     found = watched(FAULTS[fault](), tmp_path / "run", given=fault == "dataset")
     assert found.status == "warn", found
-    assert "Within a pass 0 do" in found.summary
+    assert "within a pass that differ: 0." in found.summary
     assert found.evidence["pairs"] == ROWS * EPOCHS * (EPOCHS - 1) / 2
     assert (found.value or 0.0) > 0.4
     kind = {"dataset": Joined.__getitem__, "loop": None}.get(fault, Collate.__call__)

@@ -207,7 +207,7 @@ def _paired_anew(facts: Facts, *, most: float = 0.1) -> Finding | None:
     loader: Facts = max(facts["loaders"]["loaders"], key=lambda row: row["trained"], default={})
     return DATA_CODES.finding(
         "data.labels", "warn", f"Inputs get other labels from pass to pass: of {found['pairs']:,} pairs of equal inputs from two passes over the data, {found['contradicting']:,} ({share:.0%}) differ in their label. "
-        f"Within a pass {found['within']:,} do; copies that are labelled differently would be as common there.",
+        f"Pairs within a pass that differ: {found['within']:,}. Copies that are labelled differently would be as common there.",
         value=share, unit="share", threshold=most, evidence=dict(found),
         advice=[
             f"Look at where inputs and labels of a batch are put together{at(loader, 'made', 'line')}: what sorts, shuffles or drops inputs has to do the same to labels, by one and the same order.",
