@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from workbench.findings.diagnosis import MAX_ROWS, Diagnosis, verdict_table
 from workbench.findings.finding import Finding, worst
+from workbench.studies.budget import Budget
 
 
 def diagnosis(*findings: tuple[str, str]) -> Diagnosis:
@@ -100,3 +104,23 @@ def test_a_long_summary_goes_on_below_its_own_beginning() -> None:
     first, *below = repr(made).splitlines()[1:]
     assert len(below) >= 2
     assert {len(line) - len(line.lstrip()) for line in below} == {first.index("word")}
+
+
+@pytest.mark.parametrize(
+    ("command", "recommendation", "given", "goes_on"),
+    [
+        ("workbench diagnose mine", {}, None, "the same command with --out runs/a and --budget 20x, or none for no limit, goes on from there"),
+        ("python train.py", {"lines": False}, None, 'the same call goes on from there: wb.diagnose_function(train, out="runs/a", budget="20x"), or "none" for no limit'),
+        ("python -c 'wb.diagnose(a.replace(wb.TrainConfig(total_steps=9)), steps=3)'", {}, "4x", 'the same call goes on from there: wb.diagnose(workload, steps=3, out="runs/a", budget=...) with a larger one'),
+    ],
+)  # fmt: skip
+def test_where_the_budget_ran_out_the_command_or_call_that_goes_on_is_told(
+    command: str, recommendation: dict[str, Any], given: str | None, goes_on: str
+) -> None:
+    limit = Budget.of(given, 3)
+    limit.ended = "instability"
+    found = Diagnosis(
+        findings=(), workload="train", command=command, cost={"budget": limit.told()}, path=Path("runs/a"), recommendation=recommendation
+    )  # fmt: skip
+    assert found.budget.endswith(f"ran out at 'instability'; {goes_on}")
+    assert f"Budget: {found.budget}." in " ".join(repr(found).split())

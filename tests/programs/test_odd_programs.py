@@ -123,7 +123,7 @@ def test_of_two_trainings_one_after_the_other_it_is_said_that_the_first_is_judge
     second = diagnosis["loop.second_training"]
     assert second.status == "ok"
     assert "Judged: the first of 2 trainings one after the other, 20 of 40 updates (train.py:" in second.summary
-    assert "seeds that it sets itself (train.py:3" in str(open_record(tmp_path / "study").study["note"])
+    assert "adds its own to the seeds set in train.py:3" in str(open_record(tmp_path / "study").study["note"])
 
 
 @pytest.mark.slow

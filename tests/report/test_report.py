@@ -123,6 +123,10 @@ def test_a_table_of_trials_begins_with_what_trains_and_names_the_metric() -> Non
     columns, rows = trial_rows(record, ("trial", "state", "best_value"))
     assert columns == ["trial", "state", "best validation/loss"]
     assert [row[0] for row in rows] == [len(rows) - 1, *range(len(rows) - 1)]
+    record.trials["optimizer"] = "sgd"
+    assert trial_rows(record, ("trial", "optimizer", "seed"))[0] == ["trial"], "what is the same in all is left out"
+    record.trials.loc[record.trials.index[0], "seed"] = 1
+    assert trial_rows(record, ("trial", "optimizer", "seed"))[0] == ["trial", "seed"]
 
 
 @pytest.mark.usefixtures("no_figures")

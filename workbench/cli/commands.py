@@ -144,9 +144,6 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> int:
     print(f"\nCost:      {spent}{share}")
     if cost.get("processes"):
         print(f"           {cost['processes']}")
-    if cost.get("budget"):
-        budget = str(cost["budget"]).replace("this folder (--out)", f"--out {diagnosis.path}")
-        print(textwrap.fill(f"Budget:    {budget}.", 100, subsequent_indent=" " * 11))
     print(f"Reproduce: {diagnosis.command}")
     if diagnosis.path is not None:
         print(f"Report:    {diagnosis.path / 'report.html'}")

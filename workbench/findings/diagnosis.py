@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -225,7 +226,25 @@ class Diagnosis:
             lines.append(
                 _paragraph("ok", f"{len(rest)} {'more' if told else 'checks'}, each with its evidence {where}")
             )
-        return "\n".join([*lines, *self._change(), *self._next()])
+        limit = textwrap.wrap(
+            f"Budget: {self.budget}.", 100, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+        )
+        return "\n".join([*lines, *self._change(), *self._next(), *(["", *limit] if self.budget else [])])
+
+    @property
+    def budget(self) -> str:
+        """What the budget did not pay for, and the command or the call that goes on; "" where it paid for all."""
+        told = str(self.cost.get("budget", ""))
+        if (self.command or "").startswith("workbench ") or self.path is None:
+            return told.replace("this folder (--out)", f"--out {self.path}" if self.path else "its folder as --out")
+        of_program = (self.recommendation or {}).get("lines") is not None
+        kept = re.findall(r"\b(?:steps|proof_seeds)=\d+", self.command or "")
+        name = ", ".join([f"diagnose_function({self.workload}" if of_program else "diagnose(workload", *kept])
+        call = rf'the same call goes on from there: wb.{name}, out="{self.path.as_posix()}", budget='
+        told = re.sub(
+            r"the same command.* --budget (\w+), .*", lambda found: f'{call}"{found[1]}"), or "none" for no limit', told
+        )
+        return re.sub(r"the same command.*", lambda _: f"{call}...) with a larger one", told)
 
     def _change(self) -> list[str]:
         """Return the config to train with, or a program's lines to change, and why a candidate for it was not adopted."""

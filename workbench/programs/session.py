@@ -213,7 +213,7 @@ def _note(given: Repeatable, outcome: Outcome | None) -> str:
     return (
         f"diagnosis of `{given.shown}`"
         + (f"; {judged['said']}" if judged else "")
-        + (f"; the seeds that it sets itself ({', '.join(seeded)}) are moved by each trial's" if seeded else "")
+        + (f"; each trial adds its own to the seeds set in {', '.join(seeded)}" if seeded else "")
     )
 
 

@@ -83,7 +83,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         f"{cost['seconds']:,.1f} s" if cost.get("seconds") is not None else "",
         f"updates of {cost['baseline_runs']:.1f} baseline runs" if cost.get("baseline_runs") is not None else "",
         str(cost.get("processes", "")),
-        str(cost.get("budget", "")),
+        diagnosis.budget,
     ]
     return {
         "origin": f"Training diagnosis.{name}{day}{'.' if name or day else ''}{note}",
@@ -179,7 +179,11 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     }
 
 
-_COLUMNS = ("trial", "stage", "state", "peak_lr", "warmup_steps", "max_grad_norm", "optimizer", "seed", "steps_run", "best_step", "best_value", "seconds")  # fmt: skip
+_COLUMNS = ("trial", "stage", "state", "peak_lr", "best_value", "best_step", "warmup_steps", "max_grad_norm", "optimizer", "seed", "steps_run", "seconds")  # fmt: skip
+
+
+_FIELDS = ("warmup_steps", "max_grad_norm", "optimizer", "seed")
+"""Columns that are left out where all trials have the same: what differs is seen then, on a phone too."""
 
 
 def _study(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -198,7 +202,10 @@ def _study(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
 def trial_rows(record: Any, names: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
     """Return those of these columns of a record's table of trials that are there, and its rows, what trains now first, in words."""
     trials = record.trials
-    columns = [name for name in names if name in trials]
+    told = [name for name in names if name in trials]
+    columns = [
+        name for name in told if name not in _FIELDS or len(trials) < 2 or trials[name].nunique(dropna=False) > 1
+    ]
     if {"state", "steps_run"} <= {*columns} and "trial" in record.steps:
         done = trials["trial"].map(record.steps.groupby("trial")["step"].max() + 1).fillna(0).astype(int)
         trials = trials.assign(steps_run=trials["steps_run"].where(trials["state"] != "running", done))
