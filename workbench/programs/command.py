@@ -72,7 +72,7 @@ class Command:
     @property
     def shown(self) -> str:
         """Return what is run, in short."""
-        return redact(" ".join(self.words[-3:]))
+        return redact(" ".join([Path(self.words[0]).name, *self.words[1:]][-3:]))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ function make(tag, properties = {}, ...children) {
 function shown(value, name) {
   if (value === null || value === undefined) return "–";
   if (name === "state") return `${STATES[value] || ""} ${value}`.trim();
+  if (name === "note") return String(value).replace(/^(diagnosis|watched training) of /, "");
   if (name === "select") return String(value).split(" ")[0];
   if (name === "study") return String(value).replace(/-\d{4}(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(?=$|-\d+$)/, " $1-$2 $3:$4");
   if (typeof value === "number") {
@@ -262,7 +263,7 @@ function render({ model, el }) {
   const problems = make("div", { className: "wb-problems" });
   let chosen = [];
   const studies = grid({
-    label: "studies", height: 268, id: (row) => row.path || row.study,
+    label: "studies", height: 10 * ROW, id: (row) => row.path || row.study,
     onOpen: (row) => ask({ do: "open", path: row.path }, `Opening ${row.study} …`),
     onMarked: (rows) => {
       chosen = rows;
@@ -293,7 +294,7 @@ function render({ model, el }) {
   const compareTrials = make("button", { type: "button", textContent: "Compare selected trials", disabled: true });
   let pair = [];
   const trials = grid({
-    label: "trials", height: 240, id: (row) => row.trial, onOpen: () => {},
+    label: "trials", height: 9 * ROW, id: (row) => row.trial, onOpen: () => {},
     onMarked: (rows) => {
       pair = rows;
       compareTrials.disabled = rows.length < 2;
