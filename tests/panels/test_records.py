@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,20 @@ def test_three_outputs_in_this_order(study: Path, monkeypatch: pytest.MonkeyPatc
     assert verdict["lr.best"].value == wb.lr_sweep.diagnose(wb.open(study))["lr.best"].value
 
 
-def test_the_sentence_counts_by_state_and_names_the_best(study: Path) -> None:
-    trials = wb.open(study).trials
-    best = trials.loc[trials["best_value"].idxmin()]
-    said = study_sentence(wb.open(study))
-    assert said == (
-        f"3 trials of quadratic: 2 complete, 1 diverged; best validation/loss {best['best_value']:.4g} "
-        f"in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}."
+def test_the_sentence_counts_by_state_and_has_the_best_beside_the_baseline(
+    study: Path, tmp_path: Path
+) -> None:
+    record = wb.open(study)
+    best, other = (record.trials.sort_values("best_value").iloc[k] for k in (0, 1))
+    said = (
+        f"3 trials of quadratic: 2 complete, 1 diverged; lowest validation/loss {best['best_value']:.4g} in trial {best['trial']} "
+        f"at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
     )
+    assert (record.config["peak_lr"], study_sentence(record)) == (best["peak_lr"], f"{said}.")
+    copy = shutil.copytree(study, tmp_path / "s")
+    told = read_json(copy / "study.json")
+    write_json(copy / "study.json", told | {"config": told["config"] | {"peak_lr": other["peak_lr"]}})
+    assert study_sentence(wb.open(copy)) == f"{said}; at {other['peak_lr']:.4g}, the baseline's, {other['best_value']:.4g}."
 
 
 def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_opening_shows_the_trials_best_first_with_what_differs(runs: Path) -> No
         "steps_run",
         "seconds",
     ]
-    assert "best validation/loss" in opened["said"]
+    assert "lowest validation/loss" in opened["said"]
     assert "<svg" in panel.figure
     assert opened["row"]["reproduce"].endswith("workbench diagnose digits_mlp --out " + str(runs / "first"))
 

@@ -86,9 +86,12 @@ def _best(record: StudyRecord | TrialRecord) -> str:
     if not rows:
         return ""
     best, sign = rows[0], 1.0 if record.config["select_mode"] == "min" else -1.0
-    value = f"{record.config['select']} {best['best_value']:.4g}"
+    value, lead = f"{record.config['select']} {best['best_value']:.4g}", "lowest" if sign > 0 else "highest"
     if best["trial"] in diagnosed(record.path)[1]:
-        value += ", with the config of the verdict,"
+        lead, value = "the config of the verdict has", f"{value},"
     elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
         value += ", of the full-length runs that stayed finite,"
-    return f"best {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
+    own = record.config.get("peak_lr")
+    mine = [row["best_value"] for row in rows if row["peak_lr"] == own != best["peak_lr"]]
+    beside = f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{f' (mean of {len(mine)})' * (len(mine) > 1)}" if mine else ""
+    return f"{lead} {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}{beside}"
