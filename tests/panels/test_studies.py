@@ -88,7 +88,7 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     assert rows["best value"] == [pytest.approx(best(2)), pytest.approx(best(1, scale=0.5))]
     assert rows["seeds of this config"] == [1, 1], "its other seed diverged"
     assert "second is better by" in found["said"]
-    assert "each has one seed, so this may be chance" in found["said"]
+    assert "each has one seed, so the difference may be noise" in found["said"]
     larger = [replace(each, config=each.config | {"select_mode": "max"}) for each in (one, two)]
     assert "first is better by" in compare(larger)["said"]
     assert "<svg" in draw_comparison([one, two]).html()
@@ -122,7 +122,7 @@ def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
     assert clear, "the case is meant to be clear"
     assert "more than 2 standard errors" in found["said"]
     one = replace(side(runs / "seeds", 2), seeds=(b[0],))
-    assert "one side has one seed, so this may be chance" in compare([side(runs / "seeds", 0), one])["said"]
+    assert "one side has one seed, so the difference may be noise" in compare([side(runs / "seeds", 0), one])["said"]
     assert "nothing but the seed" in compare([side(runs / "seeds", 0), side(runs / "seeds", 1)])["said"]
 
 

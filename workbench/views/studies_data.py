@@ -257,7 +257,7 @@ def _answer_text(left: Side, right: Side) -> str:
     over = "" if seeds == [1, 1] else f", means over {' and '.join(map(str, dict.fromkeys(seeds)))} seeds"
     said = f"{better.name} is better by {gap:.3g} ({better.mean:.4g} against {worse.mean:.4g}{over})"
     if min(seeds) == 1:
-        return f"{said}; {'each' if max(seeds) == 1 else 'one side'} has one seed, so this may be chance."
+        return f"{said}; {'each' if max(seeds) == 1 else 'one side'} has one seed, so the difference may be noise."
     error = math.hypot(*(s.deviation / math.sqrt(len(s.seeds)) for s in (better, worse)))
     held = f"{NOISE:g} standard errors ({error:.2g} each)"
-    return f"{said}: more than {held}." if gap > NOISE * error else f"{said}: within {held}, so this may be chance."
+    return f"{said}: more than {held}." if gap > NOISE * error else f"{said}: within {held}, so the difference may be noise."

@@ -145,7 +145,7 @@ def _gain_where_chosen(runs: Sequence[SelectedRun], noise_sds: float, false_alar
     by = f"It is {gain:.3g} better than the last on the split that chose it"
     said = f"{by}; selection and noise explain {threshold:.2g}{{little}}. How much of that holds on new data was not measured."
     if gain <= threshold:
-        said = f"{by}; selection and noise explain {threshold:.2g}, so it may be chance."
+        said = f"{by}; selection and noise explain {threshold:.2g}, so it may be noise."
     numbers = {"gain": gain, "luck": luck, "noise": noise, "spread": spread, "threshold": threshold}
     return {"split": "selected"} | numbers, said
 

@@ -38,7 +38,7 @@ def plot_modification(
 
     Healthy: the three curves run together up to the same learning rate, a hollow mark each where they stop training.
     Sick: the modified curve follows the baseline's at low learning rates and leaves it for hollow marks
-    where the baseline still trains. With a warmup that cures it, it comes back to the baseline's.
+    where the baseline still trains. With a warmup that cures it, it follows the baseline's again.
 
     The points and where each arm stops are those of `comparison.*` of the diagnosis, which is made from the records where there is none.
     A line goes through the mean over the seeds, its bar from the lowest to the highest; a hollow mark is unstable under at least

@@ -144,7 +144,7 @@ def judge_proxy(
         said = f"{said}, and {beside.value:.2f} (from {beside.low:.2f}) beside the trend that both follow."
         return CODES.finding(code, "ok", said, **known)
     if found.value >= min_correlation:
-        left = f"{beside.value:.2f} is left of it, which may be chance with {beside.points} points"
+        left = f"{beside.value:.2f} is left of it, which {beside.points} points do not tell from noise"
         left = "nothing is left of it" if math.isnan(beside.value) else left
         return CODES.not_measured(
             code, f"o{said[1:]}, but any two curves that fall have: without the trend that both follow {left}", **known,

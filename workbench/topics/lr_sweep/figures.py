@@ -46,7 +46,7 @@ def plot_lr_sweep(
 
     Healthy: a bowl with lr* in its middle and several trained points on either side of it. Sick: the best point is the
     last one before the crosses (the best lr sits at the edge of the unstable region, so instability may be what keeps
-    it low), or the first or last point of the grid (the bowl lies elsewhere).
+    it low), or the first or last point of the grid (the minimum lies beyond).
 
     Points, lr* and its interval come from `lr.best` of the diagnosis, the edge and its bracket from `lr.unstable`; without one the
     points are those of the sweep alone. `mark` is a learning rate to point out. Infeasible learning rates are marked along the top edge,

@@ -96,8 +96,8 @@ TOPIC = Topic(
         Figure(
             name="lr-sweep",
             shows="Training loss at the end of the run against learning rate, with the infeasible learning rates marked.",
-            caption="A bowl with the best lr in its middle is healthy. A best point right before the marks along the top edge is at the "
-            "edge of the unstable region; a best point at the border of the grid means that the bowl lies elsewhere.",
+            caption="A curve with its minimum in the middle is healthy. A minimum right before the marks along the top edge is at the "
+            "edge of the unstable region; one at the border of the grid may lie beyond it.",
             codes=("lr.at_edge",),
             draw=_draw_lr_sweep,
             numbers=_sweep_numbers,
