@@ -50,9 +50,7 @@ def test_three_outputs_in_this_order(study: Path, monkeypatch: pytest.MonkeyPatc
     assert verdict["lr.best"].value == wb.lr_sweep.diagnose(wb.open(study))["lr.best"].value
 
 
-def test_the_sentence_counts_by_state_and_has_the_best_beside_the_baseline(
-    study: Path, tmp_path: Path
-) -> None:
+def test_the_sentence_counts_by_state_and_has_the_best_beside_the_baseline(study: Path, tmp_path: Path) -> None:
     record = wb.open(study)
     best, other = (record.trials.sort_values("best_value").iloc[k] for k in (0, 1))
     said = (
@@ -63,7 +61,10 @@ def test_the_sentence_counts_by_state_and_has_the_best_beside_the_baseline(
     copy = shutil.copytree(study, tmp_path / "s")
     told = read_json(copy / "study.json")
     write_json(copy / "study.json", told | {"config": told["config"] | {"peak_lr": other["peak_lr"]}})
-    assert study_sentence(wb.open(copy)) == f"{said}; at {other['peak_lr']:.4g}, the baseline's, {other['best_value']:.4g}."
+    assert (
+        study_sentence(wb.open(copy))
+        == f"{said}; at {other['peak_lr']:.4g}, the baseline's, {other['best_value']:.4g}."
+    )
 
 
 def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,4 +260,8 @@ def _answer_text(left: Side, right: Side) -> str:
         return f"{said}; {'each' if max(seeds) == 1 else 'one side'} has one seed, so the difference may be noise."
     error = math.hypot(*(s.deviation / math.sqrt(len(s.seeds)) for s in (better, worse)))
     held = f"{NOISE:g} standard errors ({error:.2g} each)"
-    return f"{said}: more than {held}." if gap > NOISE * error else f"{said}: within {held}, so the difference may be noise."
+    return (
+        f"{said}: more than {held}."
+        if gap > NOISE * error
+        else f"{said}: within {held}, so the difference may be noise."
+    )

@@ -93,5 +93,9 @@ def _best(record: StudyRecord | TrialRecord) -> str:
         value += ", of the full-length runs that stayed finite,"
     own = record.config.get("peak_lr")
     mine = [row["best_value"] for row in rows if row["peak_lr"] == own != best["peak_lr"]]
-    beside = f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{f' (mean of {len(mine)})' * (len(mine) > 1)}" if mine else ""
+    beside = (
+        f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{f' (mean of {len(mine)})' * (len(mine) > 1)}"
+        if mine
+        else ""
+    )
     return f"{lead} {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}{beside}"
