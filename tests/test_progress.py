@@ -93,8 +93,23 @@ def test_a_bar_grows_where_more_is_trained_than_was_expected() -> None:
         bar.expect(10)
         bar.advance(4)
         assert (made.n, made.total) == (4, 10)
+        assert "<" in str(made)
         bar.advance(8)
         assert (made.n, made.total) == (12, 12)
+        assert "<" not in str(made), "nobody knows how long it takes beyond what was planned"
+
+
+@pytest.mark.parametrize(
+    ("wide", "said"), [(110, "4 of 4: proof under fresh seeds, lr 0.064"), (85, "4 of 4: proof under …")]
+)
+def test_a_narrow_terminal_shortens_what_is_trained_at_a_word(wide: int, said: str) -> None:
+    from tqdm import tqdm
+
+    with tqdm(file=io.StringIO(), ncols=wide, desc="train-program", total=10) as made:
+        bar = ProgressBar(made)
+        bar.expect(10)
+        bar.status("4 of 4: proof under fresh seeds, lr 0.064")
+        assert str(made).rstrip().endswith(said)
 
 
 def test_nothing_is_said_where_nothing_is_asked_for(

@@ -139,6 +139,7 @@ def test_a_reason_that_an_answer_gives_is_not_given_again() -> None:
     text = repr(Diagnosis(findings=(*missing, other, WELL[-1]), recommendation=KEPT, workload="mine"))
     assert " ".join(text.split()).count("nothing was trained") == 1
     assert "no loss was seen" in text
+    assert "2 more not measured for the reason above: lr.unstable, lr.too_low" in " ".join(text.split())
 
 
 def test_terminal_and_notebook_say_everything_once() -> None:
