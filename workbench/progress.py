@@ -129,7 +129,11 @@ def interruptible(path: Path | None = None) -> Iterator[None]:
     except StudyInterrupted:
         raise
     except KeyboardInterrupt:
-        kept = "goes on from what is kept" if path is None else f"resumes from what is kept in {path}"
+        kept = (
+            "goes on from what is kept, or begins anew where nothing is"
+            if path is None
+            else f"resumes from what is kept in {path}"
+        )
         raise StudyInterrupted(f"stopped; the same command or cell {kept}.") from None
 
 

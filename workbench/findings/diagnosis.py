@@ -51,6 +51,8 @@ def verdict_table(diagnosis: Diagnosis) -> str:
         parts.append("<table>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
     if told:
         parts.append(f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>")
+    if alike := diagnosis.same_reason():
+        parts.append(_folded(f"{SIGNS['not_measured'][0]} {len(alike)} more not measured for the reason above", alike))
     if rest:
         parts.append(_folded(f"{SIGNS['ok'][0]} {len(rest)} {'more are ok' if told else 'checks are ok'}", rest))
     return "\n".join(parts)
@@ -204,7 +206,7 @@ class Diagnosis:
         news = [f for f in told if f.code not in answered and f.summary.removesuffix(".") not in said]
         return news, [f for f in ranked if f not in told]
 
-    def _alike(self) -> list[Finding]:
+    def same_reason(self) -> list[Finding]:
         """Return what was not measured for a reason that an answer gives."""
         answered = {code for answer in self.answers for code in answer.codes}
         said = {answer.text for answer in self.answers}
@@ -219,7 +221,7 @@ class Diagnosis:
         for answer in self.answers:
             lines += _codes([f for code in answer.codes for f in after.get(code, ())], said=answer.codes)
         lines += _told([(f, after[f.code]) for f in told])
-        if alike := self._alike():
+        if alike := self.same_reason():
             lines.append(_paragraph("not_measured", f"{len(alike)} more not measured for the reason above: {', '.join(names_of(alike))}"))  # fmt: skip
         if rest:
             where = "in the report" if self.recommendation else f"(`workbench report {self.path or 'FOLDER'}` shows it)"
