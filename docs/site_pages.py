@@ -77,6 +77,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(r"\[([^\[\]\n]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)", followed, markdown)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the dialog of the search for screen readers: the theme leaves it without."""
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"')
+
+
 def _notebook(path: Path) -> str:
     """Return a notebook as a page: its Markdown as it is, code, and outputs as HTML."""
     parts = []

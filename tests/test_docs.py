@@ -17,6 +17,8 @@ import torch
 
 import workbench as wb
 import workbench.topics
+from tests.helpers.pages import PAGES as BLOCK_PAGES
+from tests.helpers.pages import block, blocks
 from tests.helpers.records import empty
 from workbench import cli
 from workbench.findings.finding import Finding
@@ -149,6 +151,26 @@ def test_every_public_name_has_a_heading_in_the_reference() -> None:
     plain = {name for name, value in public.items() if not isinstance(value, ModuleType)}
     assert {"wb.diagnose", "wb.errors.UsageError", "wb.stability.replay"} <= plain
     assert plain == set(re.findall(r'heading: "([\w.]+)"', pages))
+
+
+def covered() -> Iterator[str]:
+    """The blocks that a test asks for: `block(page, word)` is one of them, `blocks(page)` all of the page."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for test in ast.walk(ast.parse(path.read_text())):
+            if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
+                for call in (node for node in ast.walk(test) if isinstance(node, ast.Call)):
+                    given = [each.value for each in call.args if isinstance(each, ast.Constant)]
+                    name = call.func.id if isinstance(call.func, ast.Name) else None
+                    if name in {"block", "blocks"} and given and given[0] in BLOCK_PAGES:
+                        yield from [block(*given)] if name == "block" else blocks(*given)
+
+
+def test_every_python_block_is_run_by_a_test() -> None:
+    """A new block fails here until a test asks for it."""
+    there = [(page, text) for page in BLOCK_PAGES for text in blocks(page)]
+    run = set(covered())
+    assert len(there) > 40
+    assert [f"{page}: {text}" for page, text in there if text not in run] == []
 
 
 def emitted() -> Iterator[tuple[str, Finding]]:

@@ -5,35 +5,27 @@ from __future__ import annotations
 import copy
 import functools
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 import workbench as wb
-
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-PAGES = [
-    ROOT / "docs" / f"{name}.md" for name in ("first_steps", "python", "studies", "notebooks", "parameter_servers")
-]
-BLOCKS = re.findall(r"```python\n(.*?)```", "\n".join([README, *(page.read_text() for page in PAGES)]), re.DOTALL)
+from tests.helpers.pages import PAGES, block, blocks
 
 
 def test_the_readme_is_read_in_five_minutes() -> None:
-    assert len(README.split()) <= 900
-
-
-def block(word: str) -> str:
-    found = [text for text in BLOCKS if word in text]
-    assert len(found) == 1
-    return found[0]
+    assert len(PAGES["README.md"].read_text().split()) <= 900
 
 
 def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source = block("wb.classification(")
+    source = block("first_steps.md", "wb.classification(")
     assert len([line for line in source.splitlines() if line.strip()]) <= 15
     (tmp_path / "mine.py").write_text(source)
     diagnosis = wb.diagnose(wb.load_workload("mine.py:workload"), "runs/mine", steps=60)
@@ -42,7 +34,7 @@ def test_your_own_workload_loads_and_is_diagnosed(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {}
-    exec(block("from mine import workload").replace("total_steps=500", "total_steps=20"), names)
+    exec(block("first_steps.md", "from mine import workload").replace("total_steps=500", "total_steps=20"), names)
     assert names["record"].best().step <= 20
 
 
@@ -52,7 +44,9 @@ def test_a_training_of_ones_own_is_watched_and_diagnosed_as_it_is(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     source = (
-        block("def train(run)").replace("range(6)", "range(1)").replace("function(train)", "function(train, seeds=1)")
+        block("README.md", "def train(run)")
+        .replace("range(6)", "range(1)")
+        .replace("function(train)", "function(train, seeds=1)")
     )
     exec(source, names)
     assert names["diagnosis"]["loop.no_zero_grad"].status == "ok"
@@ -60,23 +54,23 @@ def test_a_training_of_ones_own_is_watched_and_diagnosed_as_it_is(
     names["model"] = torch.nn.Linear(64, 10)
     names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.1)
     names["loader"] = torch.utils.data.DataLoader(names["training"], batch_size=64)
-    exec(block("wb.watch("), names)
+    exec(block("README.md", "wb.watch("), names)
     assert wb.loop.diagnose(wb.open("runs/mine"))["loop.no_zero_grad"].status == "ok"
 
 
 def test_the_python_tour_and_the_hook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(block("wb.lr_sweep.diagnose(").replace("steps=300", "lrs=[0.05, 0.1], steps=20"), names)
+    exec(block("python.md", "wb.lr_sweep.diagnose(").replace("steps=300", "lrs=[0.05, 0.1], steps=20"), names)
     small = "workload = workload.replace(config=workload.config.replace(total_steps=20))\n"
-    exec("import workbench as wb\n" + small + block("class LossPerLR"), names)
+    exec("import workbench as wb\n" + small + block("python.md", "class LossPerLR"), names)
     steps = wb.open("runs/hooked").steps
     assert steps["user/loss_over_lr"].tolist() == pytest.approx((steps["loss"] / steps["lr"]).tolist(), rel=1e-6)
-    exec(block('size="column"'), names)
-    exec(small + block("record.lanes"), names)
+    exec(block("python.md", 'size="column"'), names)
+    exec(small + block("python.md", "record.lanes"), names)
     lanes = wb.open("runs/many").lanes
     assert len(lanes) == 32
-    columns = re.findall(r"\w+", block("record.lanes").rpartition(": ")[2])
+    columns = re.findall(r"\w+", block("python.md", "record.lanes").rpartition(": ")[2])
     assert [name for name in columns if name not in lanes] == []
     assert (lanes["lanes"] == 32).all()
 
@@ -126,8 +120,7 @@ def test_every_block_about_studies_and_notebooks_runs(tmp_path: Path, monkeypatc
         "save": lambda made: copy.deepcopy({name: each.state_dict() for name, each in made.items()}),
         "load": lambda made, saved: [made[name].load_state_dict(state) for name, state in saved.items()],
     }  # fmt: skip
-    pages = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("studies", "notebooks"))
-    for source in [block("wb.lr_sweep.diagnose("), *re.findall(r"```python\n(.*?)```", pages, re.DOTALL)]:
+    for source in [block("python.md", "wb.lr_sweep.diagnose("), *blocks("studies.md"), *blocks("notebooks.md")]:
         names["step"] = update if "audit_resume" in source else lambda batch: None
         exec(functools.reduce(lambda text, each: text.replace(*each), SHORT.items(), source), names)
     assert names["found"]["evaluation.weighting"].status == "fail"
@@ -136,7 +129,7 @@ def test_every_block_about_studies_and_notebooks_runs(tmp_path: Path, monkeypatc
 
 def test_the_first_steps_on_parameter_servers_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"wb": wb, "torch": torch}
-    exec(block("wb.ps.create_in_process_cluster(").replace("epochs=2", "epochs=1"), names)
+    exec(block("parameter_servers.md", "wb.ps.create_in_process_cluster(").replace("epochs=2", "epochs=1"), names)
     assert "epoch 1/1" in capsys.readouterr().out
     assert names["last"] < names["first"] / 2
     assert names["trained"](torch.zeros(1, 64)).shape == (1, 10)
@@ -144,7 +137,7 @@ def test_the_first_steps_on_parameter_servers_run(capsys: pytest.CaptureFixture[
 
 def test_the_parameter_server_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source = block("wb.ps.Study(").replace("workers=(1, 2, 3)", "workers=(1, 2), steps=20")
+    source = block("parameter_servers.md", "wb.ps.Study(").replace("workers=(1, 2, 3)", "workers=(1, 2), steps=20")
     names: dict[str, Any] = {"wb": wb}
     exec(source.replace("steps=200", "lrs=[0.05, 0.1], steps=20"), names)
     codes = re.findall(r"(?<!wb\.)ps\.\w+", source)
@@ -153,3 +146,54 @@ def test_the_parameter_server_block_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(wb.ps.remedies(names["record"]).columns) == columns
     assert ", ".join(columns) in source
     assert names["sweep"].trials["state"].tolist() == ["complete"] * 2
+
+
+def test_a_loop_on_servers_goes_on_after_one_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block about checkpoints where the loop before it still has its cluster."""
+    monkeypatch.chdir(tmp_path)
+    loop = block("parameter_servers.md", "wb.ps.create_in_process_cluster(").replace("epochs=2", "epochs=1")
+    saved = block("parameter_servers.md", "wb.ps.CheckpointManager(").replace("done < 1000", "done < 250")
+    names: dict[str, Any] = {"wb": wb, "torch": torch}
+    exec(loop + textwrap.indent(saved, "    "), names)
+    assert names["done"] >= 250
+    assert list((tmp_path / "runs" / "checkpoints").iterdir())
+
+
+def test_the_blocks_about_logs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, lr in [("lightning_logs/version_0", 0.1), ("runs/lr_0.01", 0.01), ("runs/lr_0.1", 0.1)]:
+        Path(folder).mkdir(parents=True)
+        frame = pd.DataFrame({"step": range(100), "train_loss": [0.9 ** (lr * k) for k in range(100)], "lr": lr})
+        frame.to_csv(f"{folder}/metrics.csv", index=False)
+    exec(block("logs.md", "wb.read_log("), names := {"frame": frame})
+    assert len(names["record"].steps) == 100
+    assert wb.open("runs/judged").steps["lr"].iloc[0] == 0.1
+    exec(block("python.md", "wb.judge("), {"wb": wb})
+
+
+def test_the_block_about_hosts_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [tmp_path / f"{k}.bin" for k in range(8)]
+    for path in paths:
+        path.write_bytes(bytes(10))
+    names: dict[str, Any] = {"wb": wb, "paths": paths, "rank": 0}
+    source = block("python.md", "wb.hosts.Study(").replace("digits_cnn", "digits_mlp")
+    source = source.replace("hosts=2)", "hosts=2, steps=8)")
+    (job,) = re.findall(r"^wb\.hosts\.audit\(.*", source, re.MULTILINE)
+    subprocess.run([sys.executable, "-c", f"import workbench as wb; {job}"], check=True, capture_output=True)
+    exec(source.replace(job, ""), names)
+    assert names["diagnosis"]["hosts.sharding"].status == "ok"
+
+
+def test_a_study_goes_to_an_object_store_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    monkeypatch.chdir(tmp_path)
+    study = tmp_path / "runs" / "mine" / "trials.csv"
+    study.parent.mkdir(parents=True)
+    study.write_text("lr\n0.1\n")
+    source = block("clusters.md", "fsspec.filesystem(").replace('"s3"', '"memory"')
+    before, get = source.split("store.get")
+    exec(before, names := {})
+    study.unlink()
+    exec(f"store.get{get}", names)
+    assert study.read_text() == "lr\n0.1\n"

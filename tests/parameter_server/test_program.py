@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
+from tests.helpers.pages import block
 
 pytestmark = pytest.mark.cluster
 LONG_S = 420.0  # what a machine with other things to do may take for anything here; seconds, where it has none
@@ -26,10 +27,8 @@ import sys
 import torch
 import workbench as wb
 
-with wb.ps.connect_to_cluster() as cluster:
-    strategy = wb.ps.Strategy(cluster)
-    coordinator = wb.ps.ClusterCoordinator(strategy)
-    total = strategy.variable(torch.zeros(3))
+{block}
+    total = coordinator.strategy.variable(torch.zeros(3))
 
     def add(total):
         total.assign_add(torch.ones(3))
@@ -183,7 +182,9 @@ def test_everybody_may_be_killed_on_the_way(tasks: Callable[..., Tasks], tmp_pat
 def test_a_script_of_ones_own(tasks: Callable[..., Tasks], tmp_path: Path) -> None:
     """The chief is the script; one that fails leaves the others waiting for the next."""
     cluster = tasks(1, 1)
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(
+        SCRIPT.replace("{block}", block("parameter_servers.md", "connect_to_cluster()").rstrip())
+    )
     cluster.start("ps", 0)
     cluster.start("worker", 0)
     cluster.start("chief", 0, "--script", "train.py", "--", "fail")
