@@ -63,7 +63,7 @@ def test_it_shows_what_is_on_disk_now(folder: Path, monkeypatch: pytest.MonkeyPa
     with serving(folder) as server:
         where = f"/now?token={server.token}"
         first = get(server, where)[1]
-        assert "<p>Best validation/loss" in first, "the curves above count the trials"
+        assert "<p>Lowest validation/loss" in first, "the curves above count the trials"
         assert "<svg" in first
         assert "lr.best" in first
         assert get(server, where)[1] == first
@@ -122,7 +122,7 @@ def test_a_file_that_vanishes_while_it_is_looked_at_drops_no_request(
     monkeypatch.setattr(Path, "stat", gone)
     with serving(folder) as server:
         status, said = get(server, f"/now?token={server.token}")
-    assert (status, "Best validation/loss" in said, bool(seen)) == (200, True, True)
+    assert (status, "Lowest validation/loss" in said, bool(seen)) == (200, True, True)
 
 
 def test_a_folder_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,10 @@ class StudyWriter:
         """Keep until the study is finished what it goes on with, "3 of 4: learning rates", and of about how many updates it is in all."""
         self._began = self._began or {"since": time.time(), "rows": len(trial_column(self.path / "steps"))}
         study = read_json(self.path / "study.json")
-        write_json(self.path / "study.json", study | {"progress": {"stage": stage, "planned": steps, **self._began}})
+        if "finished" not in study:
+            write_json(
+                self.path / "study.json", study | {"progress": {"stage": stage, "planned": steps, **self._began}}
+            )
         tell("on_stage", self.path, stage, steps)
 
     def add_facts(self, **facts: Any) -> None:
