@@ -331,3 +331,26 @@ def test_where_nothing_is_trained_it_says_what_is_missing(tmp_path: Path) -> Non
     printed = " ".join(repr(run.diagnose()).split())
     assert "Not measured: no backward pass and no update was made while the loop was watched." in printed
     assert "1. Put the whole training loop between" in printed
+
+
+@pytest.mark.parametrize(("by_hand", "status"), [(False, "fail"), (True, "not_measured")])
+def test_steps_without_a_backward_pass_are_told_unless_gradients_are_made_by_hand(
+    by_hand: bool, status: str, tmp_path: Path
+) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(20):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.ones(8, 4)), torch.zeros(8, dtype=torch.long))
+            if by_hand:
+                for p in model.parameters():
+                    p.grad = torch.full_like(p, 0.01)
+            optimizer.step()
+    found = run.diagnose()
+    assert found["loop.no_gradient"].status == status
+    assert (
+        "20 steps of the optimizer and no backward pass (tests/topics/test_loop_silent.py:"
+        in found["loop.no_gradient"].summary
+    ) == (not by_hand)
+    assert {f.status for f in found if f.code.startswith("loop.") and f.code != "loop.no_gradient"} == {"not_measured"}

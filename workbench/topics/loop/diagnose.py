@@ -74,7 +74,7 @@ def diagnose_loop(
         )
     if not facts["order"]["backwards"]:
         reason = "no backward pass was seen: the loss is not made by torch, or the loop did not run"
-        return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
+        return Diagnosis.of(record, [_no_backward(facts) or CODES.not_measured(code, reason) if code == "loop.no_gradient" else CODES.not_measured(code, reason) for code in CODES])  # fmt: skip
     facts = facts_of(facts)
     judges: list[tuple[Iterable[str], Callable[[], Finding | Iterable[Finding]]]] = [
         (ORDER_CODES, lambda: order_findings(facts, least_updates=least_updates)),
@@ -101,6 +101,17 @@ def diagnose_loop(
         findings = [CODES.not_measured(f.code, reason) if f.status == "ok" else f for f in findings]
     order = list(CODES)
     return Diagnosis.of(record, sorted(findings, key=lambda f: order.index(f.code)))
+
+
+def _no_backward(facts: Facts) -> Finding | None:
+    """Return a failure where an optimizer steps and no parameter ever has a gradient; None where some have, as of gradients set by hand."""
+    steps, held = facts["updates"], facts["parameters"]
+    if not steps or not held["owned"] or held["with_gradient"]:
+        return None
+    return OWN_CODES.finding(
+        "loop.no_gradient", "fail", f"{steps:,} steps of the optimizer and no backward pass{at(facts['order']['lines'], 'step0')}: no parameter has a gradient, and nothing is trained.",
+        value=float(steps), unit="steps", advice=["Call loss.backward() before optimizer.step()."],
+    )  # fmt: skip
 
 
 def _of(names: list[str], code: str) -> Say:
