@@ -53,7 +53,7 @@ def test_a_recommended_lr_is_marked_beside_that_of_the_lowest_training_loss() ->
         assert not any("recommended" in label for label in labels(wb.lr_sweep.plot(record, other, ax=axes())))
     drawn = labels(wb.lr_sweep.plot_loss_curves(record, diagnosis=apart, ax=axes()))
     assert [label.partition(",")[0] for label in drawn if "recommended" in label] == [f"lr {LRS[0]:.3g}"]
-    assert drawn[0] == "lr 0.08, best by training loss"
+    assert drawn[0] == "lr 0.08, lr.best"
 
 
 def test_seeds_of_one_lr_are_one_entry_of_a_legend() -> None:
