@@ -81,7 +81,9 @@ def has_page() -> bool:
 def block(svgs: Sequence[str], alt: str) -> str:
     """Return figures as HTML, side by side where there is room."""
     said = f'<p class="wb-untrusted">{escape(alt)} {_UNTRUSTED}</p>'
-    return f'<div class="wb-figures" role="group" aria-label="Figures" tabindex="0">{_THEMED}{said}{"".join(svgs)}</div>'
+    return (
+        f'<div class="wb-figures" role="group" aria-label="Figures" tabindex="0">{_THEMED}{said}{"".join(svgs)}</div>'
+    )
 
 
 def said_of(figure: Figure) -> str:
