@@ -49,9 +49,20 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
+def _joined(words: list[str]) -> list[str]:
+    """Return the words with a value that begins with a minus joined to its option, as argparse takes it; those after "--" are another command's."""
+    ours, joined = words.index("--") if "--" in words else len(words), list[str]()
+    for word in words[:ours]:
+        if re.match(r"-[\d.]", word) and joined and re.match(r"--\w[\w-]*$", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return [*joined, *words[ours:]]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _joined(list(sys.argv[1:] if argv is None else argv))
     if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
         print(f"workbench: {words[0]!r} is not a command.{nearest(words[0], _COMMANDS)}", file=sys.stderr)
         return USAGE
@@ -88,15 +99,12 @@ _WORDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and takes "-1x" for the value of the option before it."""
+    """Says in one line what is wrong."""
 
     def error(self, message: str) -> NoReturn:
         for theirs, ours in _WORDS.items():
             message = re.sub(theirs, ours, message)
         self.exit(USAGE, f"{self.prog}: {message}. {self.prog} --help shows what it takes.\n")
-
-    def _parse_optional(self, arg_string: str) -> Any:
-        return None if re.match(r"-[\d.]", arg_string) else super()._parse_optional(arg_string)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -167,7 +167,7 @@ def empty_classes(empty: list[int], outputs: int, evidence: Facts, of: str = "no
         return CODES.finding(
             "data.labels",
             "ok",
-            f"All classes up to {empty[0] - 1} have training examples; {beyond} none.",
+            f"All classes up to {empty[0] - 1} have training examples; {beyond} few or none.",
             evidence=evidence,
         )
     return CODES.finding(
