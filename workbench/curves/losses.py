@@ -196,7 +196,7 @@ def nothing_learns(
     summary = f"At no learning rate {lrs} is more learned in {table.total_steps} steps than a constant output: {held}."
     predicts = _predicts(record)
     advice = [
-        "Look at the outputs of one batch: where they hardly differ, find the layer that loses the inputs, such as a saturated sigmoid."
+        _LOOK
         if predicts else "Check that inputs and targets belong together, and that the inputs reach the model and differ.",
         "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
     ]  # fmt: skip
@@ -205,6 +205,9 @@ def nothing_learns(
         summary += " Larger learning rates were not tried."
         advice.insert(0, f"Try learning rates above {table.points[-1].lr:.4g}, with a larger budget.")
     return CODES.finding(CODE, "fail" if wide else "warn", summary + predicts, evidence=evidence, advice=advice)
+
+
+_LOOK = "Look at the outputs of one batch: where they hardly differ, find the layer that loses the inputs, such as a saturated sigmoid."
 
 
 def _falls(table: SweepTable, best: LRPoint, evidence: dict[str, Any]) -> Finding:
@@ -236,9 +239,7 @@ def _own_at_chance(
         f"At the baseline's lr {own.lr:.4g} no more is learned in {table.total_steps} steps than a constant output: the training loss ends at "
         f"{own.loss:.4g}; the best constant output costs {table.chance:.4g}. lr {best.lr:.4g} ends at {best.loss:.4g}."
     )
-    advice = [
-        "Look at the outputs of one batch: where they hardly differ, find the layer that loses the inputs, such as a saturated sigmoid."
-    ]
+    advice = [_LOOK]
     return CODES.finding(
         CODE, "warn", summary + _predicts(record), evidence=evidence | {"end_loss": own.loss}, advice=advice
     )

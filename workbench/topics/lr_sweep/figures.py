@@ -127,7 +127,7 @@ def plot_loss_curves(
                 curves.append(line)
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
-        above = chosen and trials[-1] not in proven
+        above = chosen and min(every) > best * (1 - 1e-9)
         loss_axes(axes, curves, title="Training loss at the best lr and just above" if above else "Training loss")
     return axes
 
@@ -220,4 +220,9 @@ def trials_to_draw(record: Record, diagnosis: Diagnosis | None) -> list[int]:
     for lr in lrs:
         for trial in trials_at(record, lr, *stages):
             kept.setdefault((lr, field_of(record, trial, "seed")), trial)
-    return [*kept.values(), *(trial for trial in recommended(diagnosis)[1][:1] if lr_of(record, trial) not in lrs)]
+    shown, proven = [*kept.values()], recommended(diagnosis)[1][:1]
+    return [
+        *shown[:1],
+        *(trial for trial in proven if lr_of(record, trial) not in lrs),
+        *shown[1:],
+    ]  # in the colours of the sweep
