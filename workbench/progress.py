@@ -23,18 +23,22 @@ _OF_STAGES = (
 _BEYOND = _OF_STAGES.replace("<{remaining}", "")  # nobody knows how much more there is
 _ELSE = 46
 """Columns of a bar beside label and status."""
+TOLD = "application/vnd.workbench.progress+json"
+"""Type of the message by which a kernel says how far it is to `workbench run`, which sets `WORKBENCH_PROGRESS`."""
+_TOLD_S = 1.0
 
 
 class ProgressBar:
-    """A tqdm bar and its status line, or a line for each status, or nothing.
+    """A tqdm bar and its status line, or a line for each part, or nothing.
 
     Args:
         bar: of tqdm; None writes lines.
         label: what a line begins with; "" writes none.
+        tell: is given part and line instead, as a part begins and then at most once a second.
     """
 
-    def __init__(self, bar: Any = None, *, label: str = "") -> None:
-        self._bar, self._label, self._said = bar, label, ""
+    def __init__(self, bar: Any = None, *, label: str = "", tell: Callable[[str, str], None] | None = None) -> None:
+        self._bar, self._label, self._said, self._tell, self._told_at = bar, label, "", tell, 0.0
         self._total, self._done, self._skipped, self._began = 0, 0, 0, time.monotonic()
 
     @property
@@ -69,17 +73,27 @@ class ProgressBar:
                 self._bar.total = self._bar.n + steps
                 self._bar.bar_format = _BEYOND
             self._bar.update(steps)
+        elif self._tell is not None and self._said and time.monotonic() - self._told_at > _TOLD_S:
+            self._say()
 
-    def status(self, text: str) -> None:
-        """Say what is being trained."""
+    def status(self, part: str, more: str = "") -> None:
+        """Say which part is being trained, and, where there is a bar, `more` of it."""
         if self._bar is not None:
+            text = part + more
             wide = self._bar.format_dict["ncols"]
             room = max((wide or 200) - len(self._bar.desc or "") - _ELSE, 12)
             self._bar.set_postfix_str(textwrap.shorten(text, room, placeholder=" …"))
-        elif self._label and text != self._said:
-            self._said = text
-            sys.stderr.write(f"{self._label}: {text}{self._left()}\n")
-            sys.stderr.flush()
+        elif self._label and part != self._said:
+            self._said = part
+            self._say()
+
+    def _say(self) -> None:
+        line = f"{self._label}: {self._said}{self._left()}"
+        if self._tell is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._told_at = time.monotonic()
+            self._tell(self._said, line)
 
     def _left(self) -> str:
         """Return the share that is done and the time that is left, in brackets; "" where neither is known."""
@@ -95,8 +109,11 @@ class ProgressBar:
 def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[ProgressBar]:
     """Yield the bar of one study of `total` updates, None where it decides as it goes; silent with `WORKBENCH_LIVE=0`.
 
-    Where standard error is neither a terminal nor a notebook's, as in a log of a batch job, each status is a line of its own.
+    Where standard error is neither a terminal nor a notebook's, as in a log of a batch job, each part is a line of its own.
     """
+    if _told:
+        yield ProgressBar(label=label, tell=_told[-1])
+        return
     if not show or os.environ.get("WORKBENCH_LIVE") == "0":
         yield ProgressBar()
         return
@@ -107,6 +124,19 @@ def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[Progr
 
     with tqdm(total=total, desc=label, unit=" steps", file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
         yield ProgressBar(bar)
+
+
+@contextmanager
+def progress_to(tell: Callable[[str, str], None]) -> Iterator[None]:
+    """Give the progress of every study within the block to `tell`, as `ProgressBar` does."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
+_told: list[Callable[[str, str], None]] = []
 
 
 def in_script() -> bool:

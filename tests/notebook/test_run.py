@@ -6,6 +6,7 @@ import base64
 import contextlib
 import re
 import sys
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,30 @@ def test_parameters_reach_the_notebook_and_the_original_stays(tmp_path: Path) ->
     assert path.read_bytes() == before
 
 
-def test_without_a_terminal_each_section_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_each_section_and_each_part_of_a_study_is_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path / "n.ipynb", "1")
     notebook = nbformat.read(path, as_version=4)
     new = nbformat.v4
-    notebook.cells += [new.new_markdown_cell("## Data\n\nsome"), new.new_code_cell("2"), new.new_code_cell("3")]
+    trains = """
+        from workbench import live_view
+        from workbench.progress import progress_bar
+        with live_view(), progress_bar(None, "wine", show=False) as bar:
+            bar.expect(100)
+            for part in ("1 of 2: baseline", "2 of 2: learning rates"):
+                for lr in (0.1, 0.2):
+                    bar.status(part, f", lr {lr}")
+                    bar.advance(25)
+    """
+    cells = new.new_markdown_cell("## Data\n\nsome"), new.new_code_cell(textwrap.dedent(trains)), new.new_code_cell("3")
+    notebook.cells += cells
     nbformat.write(notebook, path)
     run_notebook(path, {}, output=tmp_path / "out.ipynb", progress=True)
-    assert capfd.readouterr().err.splitlines().count("Data") == 1
+    section, *parts = capfd.readouterr().err.splitlines()[-3:]
+    assert (section, parts[0]) == ("Data", "cell 3 of 4: wine: 1 of 2: baseline")
+    assert re.fullmatch(r"cell 3 of 4: wine: 2 of 2: learning rates \(50%, about \d+ s left\)", parts[1])
+    assert not nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-2].outputs
     run_notebook(path, {}, output=tmp_path / "out.ipynb")
     assert "Data" not in capfd.readouterr().err
 

@@ -238,7 +238,7 @@ def run_notebooks(
             None is a new folder `runs/notebooks/<name>/`.
         cwd: folder that the notebooks run in; None is the current one.
         timeout_s: seconds that one cell may take; None is no limit.
-        progress: say on standard error what each run came to.
+        progress: say on standard error how far each run is, and what it came to.
 
     Raises:
         UnknownNameError: no such notebook, parameter, or value of one.
@@ -263,7 +263,7 @@ def run_notebooks(
         takes_study = any(p.name == OUT and p.accepts("") for p in info.parameters)
         given = {OUT: f"runs/{folder.resolve().name}-{number:03d}", **row} if takes_study else row
         copy = folder / f"{number:03d}.ipynb"
-        options: dict[str, Any] = {"cwd": cwd, "timeout_s": timeout_s}
+        options: dict[str, Any] = {"cwd": cwd, "timeout_s": timeout_s, "progress": progress}
         run = _run(info, number, row, given=given, copy=copy, options=options)
         done = replace(done, runs=(*done.runs, run))
         write_summary(done)

@@ -24,6 +24,8 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from traitlets import Type
 
+from workbench.progress import TOLD
+
 ENGINE = "workbench"
 _POLL_S = 0.5
 
@@ -54,7 +56,9 @@ class _PollingKernelClient(AsyncKernelClient):
 
 class _Client(PapermillNotebookClient):  # type: ignore[misc]
     interrupted = False
-    sections: str | None = None  # the one in progress, where each is to be told; None tells none
+    shown: Any = None  # the bar of cells that says what is trained; None has none
+    lines = False  # whether each section and each part of a study that begins is told as a line
+    _section = _part = ""
 
     def create_kernel_manager(self) -> Any:
         """Return a manager whose kernel is this very interpreter and whose shell channel polls."""
@@ -69,12 +73,28 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             raise KeyboardInterrupt
         texts = [each.source for each in self.nb.cells[:cell_index] if each.cell_type == "markdown"]
         heads = [line.strip("# ") for text in texts for line in text.splitlines() if line.startswith("#")]
-        if self.sections is not None and cell.cell_type == "code" and heads and heads[-1] != self.sections:
-            self.sections = heads[-1]
-            print(self.sections, file=sys.stderr, flush=True)
+        if self.lines and cell.cell_type == "code" and heads and heads[-1] != self._section:
+            self._section = heads[-1]
+            print(self._section, file=sys.stderr, flush=True)
+        if self.shown is not None:
+            self.shown.set_postfix_str("")
         return await super().async_execute_cell(cell, cell_index, *args, **kwargs)
 
     execute_cell = run_sync(async_execute_cell)
+
+    def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
+        """Show what a message of progress says, and keep it out of the copy."""
+        told = msg["content"].get("data", {}).get(TOLD)
+        if told is None:
+            return super().process_message(msg, cell, cell_index)
+        if self.shown is not None:
+            self.shown.set_postfix_str(told["line"])
+        elif self.lines and told["part"] != self._part:
+            self._part = told["part"]
+            kinds = [each.cell_type for each in self.nb.cells]
+            at, of = kinds[: cell_index + 1].count("code"), kinds.count("code")
+            print(f"cell {at} of {of}: {told['line']}", file=sys.stderr, flush=True)
+        return None
 
     def interrupt(self) -> bool:
         """Interrupt the cell that runs, and all that it started; False where no kernel is there."""
@@ -100,7 +120,7 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
         kernel_name: str,
         *,
         beside: str,
-        sections: bool = False,
+        lines: bool = False,
         start_timeout: int = 60,
         execution_timeout: int | None = None,
         **_: Any,
@@ -113,11 +133,12 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
             startup_timeout=start_timeout,
             extra_arguments=["--log-level=CRITICAL"],
         )
-        client.sections = "" if sections else None
+        client.shown, client.lines = nb_man.pbar, lines
         with _interrupts_the_kernel(client):
             try:
                 environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
                 own = {"WORKBENCH_LIVE": "0", "WORKBENCH_FIGURES": "html", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+                own |= {"WORKBENCH_PROGRESS": "1"} if lines or client.shown is not None else {}
                 own["PYTHONPATH"] = os.pathsep.join(filter(None, [beside, os.environ.get("PYTHONPATH")]))
                 return client.execute(env=environment | own)
             finally:

@@ -28,6 +28,7 @@ from workbench.record.redact import redact
 VERDICT_MIME = "application/vnd.workbench.verdict+json"
 FOLDER = Path("runs/notebooks")
 """Where executed copies go, a folder for each run or batch of runs."""
+_OF_CELLS = "{l_bar}{bar:20}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ def run_notebook(
         output: where the executed copy goes, overwriting it; None is a new folder `runs/notebooks/<name>/`.
         cwd: folder that the notebook runs in; None is the current one.
         timeout_s: seconds that one cell may take; None is no limit.
-        progress: show a bar of the cells on a terminal, and elsewhere a line for each section that begins.
+        progress: say which part of a study trains, its share and the time left: in a bar of the cells on a terminal, elsewhere in a line
+            for each section and part that begins.
 
     Raises:
         UnknownNameError: no such notebook, or no such parameter.
@@ -211,8 +213,10 @@ def _execute(
             kernel_name="python3",
             language="python",
             cwd=folder,
-            progress_bar=progress and sys.stderr.isatty(),
-            sections=progress and not sys.stderr.isatty(),
+            progress_bar=progress
+            and sys.stderr.isatty()
+            and {"desc": path.stem, "leave": False, "bar_format": _OF_CELLS},
+            lines=progress and not sys.stderr.isatty(),
             execution_timeout=timeout_s,
         )
     except PapermillExecutionError as error:

@@ -25,7 +25,7 @@ from workbench.errors import (
 from workbench.findings.audited import NOT_COLLECTED
 from workbench.progress import ProgressBar, interruptible, progress_bar
 from workbench.record.read import StudyRecord, TrialRecord
-from workbench.record.roles import Role
+from workbench.record.roles import STAGES, Role
 from workbench.record.write import StudyWriter
 from workbench.studies.budget import Budget, BudgetSpent
 from workbench.train.batches import resolve_device
@@ -177,9 +177,13 @@ class Session:
             return []
         lrs = [config.peak_lr for config in configs if not self.writer.has(config.to_dict())] or [configs[0].peak_lr]
         span = f"{min(lrs):.3g}" if len(set(lrs)) == 1 else f"{min(lrs):.3g} to {max(lrs):.3g}"
-        self._bar.skip(sum(self.writer.updates_of(config.to_dict()) for config in set(configs) - self._asked))
+        new = set(configs) - self._asked
+        there = sum(self.writer.updates_of(config.to_dict()) for config in new)
+        self._bar.skip(there)
+        if not self._planned:  # the study decides as it goes: the end that is known is that of these trials
+            self._bar.expect(self._bar.done - there + sum(config.total_steps for config in new))
         self._expect()
-        self._bar.status(f"{self._stage or stage}, lr {span}")
+        self._bar.status(self._stage or STAGES.get(stage, stage), f", lr {span}")
         trainer = trainer or self.trainer
         how: dict[str, Any] = {"stage": stage, "progress": self._bar.advance}
         if self.executor is None:

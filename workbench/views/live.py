@@ -16,6 +16,7 @@ from typing import Any
 
 from workbench.errors import StudyInterrupted
 from workbench.plots.svg import is_live
+from workbench.progress import TOLD, progress_to
 from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.watch import SHOW_SECONDS, Watcher, watching
 from workbench.views.study_curves import Message, StudyCurves
@@ -100,7 +101,8 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
 def _page(*, shown: bool) -> Iterator[None]:
     """Show a widget that is told of everything; at the end curves that need no kernel stand in its place."""
     if not shown:
-        yield
+        with progress_to(_tell_the_runner) if "WORKBENCH_PROGRESS" in os.environ else contextlib.nullcontext():
+            yield
         return
     try:
         from IPython.display import display, publish_display_data
@@ -135,6 +137,12 @@ def _page(*, shown: bool) -> Iterator[None]:
             kept = gone if last is None else {"text/plain": "The curves.", "text/html": curves_html(last)}
             for output, left in ((place, kept), (below, gone)):
                 publish_display_data(left, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
+
+
+def _tell_the_runner(part: str, line: str) -> None:
+    from IPython.display import publish_display_data
+
+    publish_display_data({TOLD: {"part": part, "line": line}})  # type: ignore[no-untyped-call]
 
 
 def _show_last(view: LiveView, *, wanted: bool) -> None:

@@ -218,7 +218,7 @@ class StrategyModel:
                     logs = self._runner.metrics.result(state) if due else {}
                     for callback in due:
                         callback.on_train_batch_end(step, logs)
-                    bar.status(f"loss {float(state['loss'] / state['weight']):.4g}")
+                    bar.status("training", f", loss {float(state['loss'] / state['weight']):.4g}")
                     bar.advance(1)
         self.placed.load_buffers(self.buffer_log.merged())
         return states
