@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from workbench import cli
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.table import COLUMNS, EXTRA
 from workbench.record.folder import lock
+from workbench.views.summary import study_sentence
 
 NASTY = ['=HYPERLINK("http://x")', "+1", "-1", "@sum", 'two\nlines, and a "quote"', "bell \x07 rings", "é – ü"]
 ROOT = str(Path(__file__).parents[2])
@@ -163,19 +165,47 @@ def test_from_the_command_line(
     ] == [2, 2, 2]
 
 
-def test_a_watched_run_which_has_no_value_is_compared_by_what_both_have(
+def test_a_watched_loop_shows_its_best_evaluation_wherever_studies_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The first loop logs a loss, a score and values that say nothing of the best step; the second clips, and logs no evaluation."""
     study(tmp_path / "one")
-    model = torch.nn.Linear(3, 1)
-    with wb.watch(model, torch.optim.SGD(model.parameters(), lr=0.3), out=tmp_path / "loop"):
-        pass
+    for name, logged in (("loop", True), ("blind", False)):
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        with wb.watch(model, optimizer, out=tmp_path / name) as run:
+            for loss, score in ((0.5, 0.7), (math.nan, 0.9), (0.25, 0.8), (0.25, 0.9), (0.3, 0.9), (0.3, 0.9)):
+                model(torch.ones(2, 3)).mean().backward()
+                if not logged:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.5)
+                optimizer.step()
+                values = {"accuracy": score, "validation_loss": loss, "train_loss": 0.1, "epoch": 0.0}
+                run.log(**values if logged else {"train_loss": 0.1})
+        page = wb.write_report(run.record, run.diagnose(), tmp_path / name).read_text()
+        assert ("Gradients are clipped at a norm of 1.5" in page, "below" in page.partition("<h2>Figures")[2]) == (
+            not logged,
+        ) * 2
+    record = wb.open(tmp_path / "loop")
+    assert record.best()[:2] == (3, 0.25), "NaN never wins, ties go to the earliest step"
+    assert record.trials[["best_value", "best_step"]].to_numpy().tolist() == [[0.25, 3]]
+    assert "Best validation/loss: 0.25, at step 3." in wb.summarise(record, run.diagnose())
+    assert "Best" not in wb.summarise(wb.open(tmp_path / "blind"), run.diagnose())
+    assert "lowest validation/loss 0.25 in trial 0 at lr 0.3, step 3" in study_sentence(record)
+    assert cli.main(["studies", str(tmp_path)]) == 0
+    lines = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
+    assert ["loop", "1", "0.25", "validation/loss", "0.3"] in lines
+    assert ["blind", "1"] in lines
     assert cli.main(["studies", str(tmp_path), "--compare", "loop", "one"]) == 0
     said, *rows = capsys.readouterr().out.splitlines()
-    assert said.startswith("No value to compare in loop")
-    assert {"peak_lr": ["0.3", "0.2"], "best value": ["0.25"]}.items() <= {
-        row[:10].strip(): row.split()[-2:] if "lr" in row else row.split()[2:] for row in rows
-    }.items()
+    assert said == f"The workloads differ ({record.workload}, w): compare the configs, not the values."
+    found = {what: values for what, *values in (re.split("  +", row) for row in rows)}
+    assert found["best value"] == ["0.25", "0.25"]
+    assert found["seeds of this config"] == ["1", "1"]
+    assert found["verdict"][0].startswith("fail loop.")
+    assert cli.main(["studies", str(tmp_path), "--compare", "loop", "blind"]) == 0
+    said, *rows = capsys.readouterr().out.splitlines()
+    assert said == "No value to compare in blind, where no metric was evaluated; the configs can be compared."
+    assert any(re.fullmatch("verdict +fail loop.* fail loop.*", row) for row in rows), "also where both are the same"
 
 
 def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
@@ -198,7 +228,7 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     assert [line.partition(":")[0] for line in lines[5:]] == ["", "at lr", "lr.best"], (
         "two learning rates are told apart"
     )
-    assert head == ["study", "trials", "mean value", "metric", "at lr", "lr.best", "lr.unstable"]
+    assert head == ["study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable"]
     assert one == ["one", "6", "0.25", "validation/loss", "0.2", "0.4"]
     assert two == ["two", "6", "0.25", "validation/loss", "0.2"]
     assert (said, alone) == (["ok, 1 not measured loop.no_step: a note"], ["a note"])

@@ -343,19 +343,18 @@ def _columns(rows: Sequence[Sequence[object]]) -> list[str]:
 
 def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> str:
     """One row a study; under each its verdict and note and, where asked for, further columns, where its config is and what reproduces it."""
-    rows = [("study", "trials", "mean value", "metric", "at lr", "lr.best", "lr.unstable")]
+    from workbench.ledger.table import verdict_text
+
+    rows = [("study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable")]
     for row in table.to_dict("records"):
         metric = str(row["select"]).partition(" ")[0]
         rows.append((
-            str(row["study"]), str(row["trials"]), _number(row["mean_value"]) + f" of {row['seeds']} seeds" * (row["seeds"] > 1), metric if row["seeds"] else "",
+            str(row["study"]), str(row["trials"]), _number(row["mean_value"]) + f", mean of {row['seeds']} seeds" * (row["seeds"] > 1), metric if row["seeds"] else "",
             _number(row["best_lr"]), _number(row["lr_best"]), _number(row["lr_unstable"]),
         ))  # fmt: skip
     lines = _columns(rows)
     for line, study in enumerate(table.to_dict("records"), start=1):
-        alarm = f" {str(study['alarms']).partition(' ')[0]}".rstrip()
-        said = (
-            f"{study['verdict']}{alarm}: {study['note']}" if isinstance(study["verdict"], str) else str(study["note"])
-        )
+        said = ": ".join(filter(None, (verdict_text(study), str(study["note"]))))
         lines[line] += f"\n    {said if verbose else textwrap.shorten(said, 106, placeholder=' …')}"
         lines[line] += "".join(f"\n    {f'{name}:':<10} {study[name]}" for name in extra)
         if verbose:
@@ -368,7 +367,7 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
     return "\n".join(lines)
 
 
-_TWO_LRS = """at lr: of the config that the diagnosis ends with, which has the mean value.
+_TWO_LRS = """at lr: of the config that the diagnosis ends with, which has the best value.
 lr.best: lowest training loss; it becomes the config only where it is proven better by the metric."""
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,12 @@ def study_row(folder: Path) -> dict[str, Any]:
         "tags": " ".join(word for word in str(study["note"]).split() if word.startswith("#")),
         **_diagnosed(folder),
     }
+
+
+def verdict_text(row: Mapping[Any, Any]) -> str:
+    """Return the badge of a study's diagnosis and the first alarm, "fail loop.scheduler_unit"; "" where there is none."""
+    first = str(row["alarms"]).partition(" ")[0]
+    return f"{row['verdict']} {first}".rstrip() if isinstance(row["verdict"], str) else ""
 
 
 def alike(trials: pd.DataFrame, config: dict[str, Any]) -> pd.DataFrame:

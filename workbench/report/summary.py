@@ -65,7 +65,13 @@ def _trained(record: Any) -> str:
     unfinished = f" Not complete: {left}; the same command resumes from there." if left else ""
     what = f"{config.get('optimizer') or 'the optimizer'}, lr {number_text(config.get('peak_lr'))}, batch size {number_text(config.get('batch_size'))}"
     if len(trials) == 1:
-        return f"1 run{steps.replace(',', ' of', 1).removesuffix(' together')}: {what}.{diverged}{unfinished}"
+        row = trials.iloc[0]
+        best = (
+            f" Best {config['select']}: {row['best_value']:.4g}, at step {row['best_step']:,.0f}."
+            if math.isfinite(row.get("best_value", math.nan))
+            else ""
+        )
+        return f"1 run{steps.replace(',', ' of', 1).removesuffix(' together')}: {what}.{best}{diverged}{unfinished}"
     base = f"{what}, {number_text(config.get('total_steps'))} steps"
     return f"{counted(len(trials), 'run')}{steps}; the baseline is {base}.{diverged}{unfinished}"
 

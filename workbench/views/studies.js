@@ -12,7 +12,7 @@ const WIDTHS = {
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
-  best_value: "best value", mean_value: "mean value", select: "metric", best_lr: "at lr", lr_best: "lr.best", lr_unstable: "lr.unstable", best_step: "best step",
+  best_value: "best value", mean_value: "best value", select: "metric", best_lr: "at lr", lr_best: "lr.best", lr_unstable: "lr.unstable", best_step: "best step",
   steps_run: "steps run",
 };
 const MOST = 6; // compared at once, as in studies_data.py
@@ -136,7 +136,7 @@ function grid({ label, height, id, onOpen, onMarked }) {
       toggle(row);
     });
     const cells = columns.map((name) => {
-      const text = shown(row[name], name) + (name === "mean_value" && row.seeds > 1 ? ` of ${row.seeds} seeds` : "");
+      const text = shown(row[name], name) + (name === "mean_value" && row.seeds > 1 ? ` (mean of ${row.seeds})` : "");
       const long = typeof row[name] === "string" ? row[name] : text;
       return make("div", { role: "gridcell", className: numeric(name) ? "wb-number" : "", textContent: text, title: long });
     });

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import UsageError, WorkbenchError
-from workbench.ledger.table import SEEDS, alike, read_folders, same, study_row
+from workbench.ledger.table import SEEDS, alike, read_folders, same, study_row, verdict_text
 from workbench.playbook import diagnosis_of
 from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import Picture
@@ -181,8 +181,8 @@ def compare(sides: Sequence[Side]) -> dict[str, Any]:
             rows += _differing(key, [study.get(key) for study in studies])
         rows += _differing("budget", [study.get("facts", {}).get("budget_given") for study in studies])
         found = [study_row(each.record.path) for each in sides]
-        for key in ("trials", "verdict"):
-            rows += _differing(key, [row[key] for row in found])
+        rows += _differing("trials", [row["trials"] for row in found])
+        rows += [["verdict", *verdicts]] if any(verdicts := [verdict_text(row) for row in found]) else []
         for key in settings[0] if len({study.get("kind") for study in studies}) == 1 else ():
             rows += _differing(f"study: {key}", [each.get(key) for each in settings])
     names = dict.fromkeys(name for each in sides for name in each.config if name not in _UNSHOWN)
@@ -192,7 +192,7 @@ def compare(sides: Sequence[Side]) -> dict[str, Any]:
         "trial": lambda each: each.trial,
         "selected by": _select,
         "best value": lambda each: each.value,
-        "seeds of this config": lambda each: len(each.seeds),
+        "seeds of this config": lambda each: len(each.seeds) or None,
         "mean over seeds": lambda each: each.mean,
         "standard deviation over seeds": lambda each: each.deviation,
     }
@@ -223,28 +223,22 @@ def _shown(value: Any) -> Any:
 
 def _best_two(sides: Sequence[Side]) -> str:
     """Which is best, held against the second best; or why they cannot be compared."""
+    workloads = dict.fromkeys(s.record.workload for s in sides)
+    if len(workloads) > 1:
+        return f"The workloads differ ({', '.join(workloads)}): compare the configs, not the values."
     valued = [s for s in sides if math.isfinite(s.value)]
     if len(valued) < 2:
         without = " and ".join(s.name for s in sides if s not in valued)
-        return (
-            f"No value to compare in {without}, where nothing that selects was evaluated; the configs can be compared."
-        )
+        return f"No value to compare in {without}, where no metric was evaluated; the configs can be compared."
     first = valued[0]
-    stranger = next(
-        (s for s in valued if _select(s) != _select(first) or s.record.workload != first.record.workload), None
-    )
-    if stranger is not None:
-        return _answer_text(first, stranger)
+    if stranger := next((s for s in valued if _select(s) != _select(first)), None):
+        return f"Not comparable: one is selected by {_select(first)}, the other by {_select(stranger)}."
     ranked = sorted(valued, key=lambda s: s.mean if first.config["select_mode"] == "min" else -s.mean)
     return _answer_text(ranked[0], ranked[1])
 
 
 def _answer_text(left: Side, right: Side) -> str:
     """Which is better, and whether the seeds can tell."""
-    if _select(left) != _select(right):
-        return f"Not comparable: one is selected by {_select(left)}, the other by {_select(right)}."
-    if left.record.workload != right.record.workload:
-        return "The workloads differ, so their values cannot be compared; the configs can."
     same_config = all(same(left.config.get(n), right.config.get(n)) for n in left.config if n not in SEEDS)
     if same_config and all(same(left.config.get(n), right.config.get(n)) for n in SEEDS):
         gap = abs(left.value - right.value)

@@ -30,6 +30,7 @@ from workbench.record.folder import read_json, write_json
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
+from workbench.workloads.checks import LARGER_IS_BETTER
 
 FLUSH_SECONDS = 1.0
 """Between two writes to disk, each of which costs some milliseconds; more where the disk or the machine is slow, so that they take a four-hundredth of the time and of the processor's."""
@@ -141,6 +142,7 @@ class WatchedRun:
         self._undo_criteria: Any = None
         self._written = 0
         self._last_loss: float | None = None
+        self._best: dict[tuple[str, str], dict[str, float]] = {}  # metric and mode -> best value so far, and its step
         self._peak_lr = -math.inf
         self._broken = self._running = False
 
@@ -195,6 +197,13 @@ class WatchedRun:
         if not values or self._writer is None or self._trial is None:
             return
         rows = [(*split_of(name, split), number(value)) for name, value in values.items()]
+        for place, metric, value in rows:
+            score = LARGER_IS_BETTER.search(metric.lower())
+            if place != "train" and math.isfinite(value) and (score or metric.endswith("loss")):
+                one = {"best_value": value, "best_step": self._observer.updates}
+                old = self._best.setdefault((f"{place}/{metric}", "max" if score else "min"), one)
+                if value > old["best_value"] if score else value < old["best_value"]:
+                    old |= one
         columns: dict[str, Any] = {
             "trial": [self._trial.number] * len(rows), "step": [self._observer.updates] * len(rows), "split": [r[0] for r in rows],
             "setting": ["periodic"] * len(rows), "metric": [r[1] for r in rows], "value": [r[2] for r in rows],
@@ -298,8 +307,16 @@ class WatchedRun:
         state = "complete" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         if self._last_loss is not None and not math.isfinite(self._last_loss):
             state = "diverged"
-        self._trial.event("end", state=state, steps_run=updates)
+        self._trial.event("end", state=state, steps_run=updates, **self._best.get(self._select, {}))
         self._writer.finish()
+
+    @property
+    def _select(self) -> tuple[str, str]:
+        """Return the metric that says which checkpoint is best, and its mode: the validation loss where it was logged."""
+        least = ("train/loss", "min")
+        return min(
+            self._best, key=lambda m: (not m[0].startswith("validation/"), not m[0].endswith("/loss")), default=least
+        )
 
     def _config(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is known of the config now, as JSON values: `facts` are the loop's, empty before it begins."""
@@ -307,5 +324,5 @@ class WatchedRun:
         return own_config(
             described(first), (self._peak_lr,) if self._peak_lr > -math.inf else (),
             updates=max(self._observer.updates if facts else 0, self._steps or 0), batch_size=facts["loaders"]["batch_size"] if facts else None,
-            other=type(first), select="train/loss", max_grad_norm=own_threshold(facts) if facts else None,
+            other=type(first), select=self._select[0], select_mode=self._select[1], max_grad_norm=own_threshold(facts) if facts else None,
         ).to_dict()  # fmt: skip
