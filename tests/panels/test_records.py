@@ -63,7 +63,7 @@ def test_the_sentence_counts_by_state_and_has_the_best_beside_the_baseline(study
     write_json(copy / "study.json", told | {"config": told["config"] | {"peak_lr": other["peak_lr"]}})
     assert (
         study_sentence(wb.open(copy))
-        == f"{said}; at {other['peak_lr']:.4g}, the baseline's, {other['best_value']:.4g}."
+        == f"{said}; at {other['peak_lr']:.4g}, the baseline's, {other['best_value']:.4g}: one seed each, by itself no reason to change."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import workbench as wb
 from tests.helpers.simulated_records import evaluations, noisy_sweep, record, trial
+from workbench.findings.answers import answers
 from workbench.topics.lr_sweep.own_lr import settled_by_proof
 from workbench.topics.recommendation.diagnose import recommend
 
@@ -202,6 +204,49 @@ def test_the_best_lr_is_not_named_where_it_lies_at_the_edge(baseline, code, blow
         given = own_sweep({0.1: 1.5, 0.4: 0.42, 0.7: 0.3}, baseline=baseline, blown=blown, validation=validation)
         found = wb.lr_sweep.diagnose(given)[code]
         assert (found.status, found.evidence["better_lr"]) == ("fail", 0.4)
+        if code == "lr.too_low":
+            end = "use 0.4, not 0.7 (lowest training loss, but next to the unstable ones)."
+            assert found.summary.endswith(end)
+
+
+def test_why_a_learning_rate_of_better_results_is_not_named():
+    """0.4 has the lowest of both losses, and its evaluations wobble; 0.7 lies next to the unstable 0.8; 0.3 is nothing special."""
+    levels = {0.1: 0.33, 0.2: 0.32, 0.3: 0.35, 0.4: 0.3, 0.7: 0.31}
+    given = own_sweep(levels, baseline=0.1, blown=(0.8, 1.8), validation={}, wobble={0.4: 0.1})
+    said = wb.lr_sweep.diagnose(given)["lr.too_low"].summary
+    assert "about as well as the best larger one, 0.2: validation/loss 0.3301 against 0.3201" in said
+    left = said.partition(" Left out: ")[2]
+    assert re.fullmatch(
+        r"0\.4 \(its validation/loss varies by 0\.\d+ from evaluation to evaluation\), 0\.7 \(next to the unstable ones\)\.",
+        left,
+    )
+    calm = own_sweep(levels, baseline=0.1, blown=(3.2,), validation={})
+    assert "Left out" not in wb.lr_sweep.diagnose(calm)["lr.too_low"].summary
+
+
+def test_what_few_runs_in_a_budget_say():
+    """The sentences name how long runs were, which were tried, and between which two training turns unstable."""
+    given = sweep(levels={0.05: 0.6}, blown=(3.2, 12.8), baseline=0.05)
+    given.facts |= {"budget": "spent", "first_look": {"steps": TOTAL, "whole": 2000}}
+    found = wb.lr_sweep.diagnose(given)
+    assert found["lr.best"].summary == (
+        "Best known is 0.05, yours: the only stable one of the 3 tried (0.05, 3.2, 12.8) in runs of 200 of 2,000 updates, after which the "
+        "budget was spent."
+    )
+    between = "between 0.05 and 3.2"
+    assert found["lr.unstable"].summary == (
+        f"Unstable, without recovery, from somewhere {between} on; none between them was tried."
+    )
+    text = answers(found.findings, {})[0].text
+    assert text.endswith("none between them was tried. A better one may lie below 0.05.")
+    short = [
+        trial(curve[:50], lr, stage="lr_range", total_steps=50)
+        for lr, curve in {0.05: run(0.9), 0.2: run(0.4), 0.8: BLOWN}.items()
+    ]
+    given = sweep(*short, levels={0.1: 0.6, 0.2: 0.4}, blown=(), baseline=0.1)
+    found = wb.lr_sweep.diagnose(given)["lr.unstable"]
+    assert found.summary.endswith("in runs of 50 steps it is stable at 0.2 and unstable at 0.8.")
+    assert "no learning rate above 0.2 was tried at full length" in found.advice[0]
 
 
 def proved(levels, *, baseline, named, fresh, accuracies=(0.9, 0.9), faults=(), validation=None):

@@ -46,6 +46,23 @@ def test_a_class_out_of_range_is_named(value: int, highest: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("targets", "fix"),
+    [
+        ([0, 1, 4], "Give the model 5 outputs: the classes are 0 to 4."),
+        (
+            [1, 2, 3],
+            "Number the classes from 0, in every split alike, and give the model as many outputs as there are classes.",
+        ),
+        ([-1, 1], "Number the classes from 0, in every split alike."),
+    ],
+)
+def test_what_mends_a_class_out_of_range(targets: list[int], fix: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        CrossEntropy()(torch.zeros(len(targets), 3), [None, torch.tensor(targets)])
+    assert str(caught.value).endswith(f"). {fix}")
+
+
+@pytest.mark.parametrize(
     ("outputs", "targets", "said"),
     [
         (torch.zeros(2, 3), torch.zeros(2, 1).long(), r"\(2, 3\) against targets of shape \(2, 1\)"),

@@ -69,7 +69,9 @@ def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding]) -> An
     edge = [f for f in _of(findings, "lr.unstable") if f.value is not None or "short_upper" in f.evidence]
     told = _told("Learning rate", [*lead, *edge])
     beyond = [f for f in _of(findings, "lr.grid_edge") if f.status == "not_measured" and lead[0].status == "ok"]
-    text = f"{told.text} A better one may lie beyond it." if beyond else told.text
+    ends = {"low": ("below", "lowest_lr"), "high": ("above", "highest_lr")}
+    sides = [(f, *ends[f.evidence["border"]]) for f in beyond if f.evidence.get("border")]
+    text = " ".join([told.text, *(f"A better one may lie {word} {f.evidence[end]:.4g}." for f, word, end in sides)])
     return replace(told, text=text, status=worst([told.status, *(f.status for f in beyond)]), codes=(*told.codes, *(f.code for f in beyond)))  # fmt: skip
 
 

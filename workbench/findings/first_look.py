@@ -17,6 +17,13 @@ _LATE = (
 """Codes that ask about the end of a training, or about which learning rate is best for all of it: short runs prefer larger ones."""
 
 
+def length_of_runs(facts: Mapping[str, Any]) -> str:
+    """Return "at full length", or how long the runs of a first look are, "in runs of 333 of 2,000 updates"."""
+    look = facts.get(FIRST_LOOK)
+    of = f" of {look['whole']:,}" if look and look["whole"] else ""
+    return f"in runs of {look['steps']:,}{of} updates" if look else "at full length"
+
+
 def as_first_look(facts: Mapping[str, Any], findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings of a study, those that need whole runs as not measured where its runs were cut short."""
     look = facts.get(FIRST_LOOK)

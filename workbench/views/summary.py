@@ -87,7 +87,8 @@ def _best(record: StudyRecord | TrialRecord) -> str:
         return ""
     best, sign = rows[0], 1.0 if record.config["select_mode"] == "min" else -1.0
     value, lead = f"{record.config['select']} {best['best_value']:.4g}", "lowest" if sign > 0 else "highest"
-    if best["trial"] in diagnosed(record.path)[1]:
+    chosen = best["trial"] in diagnosed(record.path)[1]
+    if chosen:
         lead, value = "the config of the verdict has", f"{value},"
     elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
         value += ", of the full-length runs that stayed finite,"
@@ -98,4 +99,6 @@ def _best(record: StudyRecord | TrialRecord) -> str:
         if mine
         else ""
     )
+    alone = len(mine) == sum(row["peak_lr"] == best["peak_lr"] for row in rows) == 1
+    beside += ": one seed each, by itself no reason to change" * (alone and not chosen)
     return f"{lead} {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}{beside}"

@@ -185,14 +185,16 @@ def _explain(outputs: Tensor, targets: Tensor, ignore_index: int, error: Excepti
     try:
         bad = targets[((targets < 0) | (targets >= classes)) & (targets != ignore_index)]
         value = int(bad[0]) if bad.numel() else None
+        low, high = (int(end) for end in targets[targets != ignore_index].aminmax()) if bad.numel() else (0, 0)
     except (RuntimeError, IndexError):  # under vmap, or after a device-side assert, no value can be read
         value = None
     if value is None:
         return WorkloadError(f"cross-entropy failed on outputs of shape {tuple(outputs.shape)}: {error}")
-    return TargetError(
-        f"target {value} is out of range ({classes} outputs, so classes are 0 to {classes - 1}). Give the "
-        "model as many outputs as there are classes, and number the classes from 0."
-    )
+    fix = f"Give the model {high + 1} outputs: the classes are 0 to {high}."
+    if low != 0:  # they may begin elsewhere
+        more = ", and give the model as many outputs as there are classes" if high >= classes else ""
+        fix = f"Number the classes from 0, in every split alike{more}."
+    return TargetError(f"target {value} is out of range ({classes} outputs, so classes are 0 to {classes - 1}). {fix}")
 
 
 def _check_tensor(outputs: object) -> None:

@@ -212,7 +212,7 @@ def _import_failed(source: str, error: BaseException) -> WorkloadError:
     if frames := callers_frames(error):
         at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         said = str(error) if isinstance(error, WorkbenchError) else _last_line(error)
-        return WorkloadError(f"importing {source} failed at {at}: {said.rstrip('.')}.")
+        return WorkloadError(f"importing {source} failed at {at}: {said.rstrip('.')}{'.' * (said[-1:] != '?')}")
     return WorkloadError(
         f"importing {source} failed with {_last_line(error).rstrip('.')}. Run it alone to see where: python "
         f"{source if source.endswith('.py') else '-c ' + repr(f'import {source}')}."

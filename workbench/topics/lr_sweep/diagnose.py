@@ -14,6 +14,7 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
+from workbench.findings.first_look import length_of_runs
 from workbench.record.roles import Role
 from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES, differ_by_metric, own_lr_findings
 
@@ -74,7 +75,7 @@ def diagnose_lr_sweep(
     return Diagnosis.of(study, [
         _best(study, table, short, best, baseline),
         _grid_edge(study, table, best),
-        _unstable(table, short, best, bracket, tolerance=bracket_tolerance, far=far),
+        _unstable(table, short, best, bracket, tolerance=bracket_tolerance, far=far, apart=other_ratio, length=length_of_runs(study.facts)),
         *held,
         _at_edge(study, table, best, bracket, edge_ratio=edge_ratio, limits=limits),
         _probabilistic(table, best, baseline, edge_ratio),
@@ -101,7 +102,7 @@ def _not_measured(study: JudgedStudy, table: SweepTable, *, fixed: bool) -> list
         pass
     elif len(table.points) < 2:
         some = "one learning rate was" if table.points else "no learning rate was"
-        reason = f"{some} trained at full length; a sweep needs at least two"
+        reason = f"{some} trained {length_of_runs(study.facts)}; a sweep needs at least two"
     elif all(math.isinf(p.loss) for p in table.points):
         reason = nothing_finite(study)
     else:
@@ -131,7 +132,9 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
         summary = f"Best by training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"
     if _cut_short(study, best) and not (mine and len(alike) > 1):
         yours = ", yours" if math.isclose(best.measured_lr, baseline, rel_tol=1e-9) else ""
-        summary = f"Best known is {best.measured_lr:.4g}{yours}: it has the lowest training loss of {_tried(table)} at full length, after which the budget was spent"
+        alone = sum(not p.unstable for p in table.points) == 1
+        why = f"{'the only stable one' if alone else 'the lowest training loss'} of {_tried(table)}"
+        summary = f"Best known is {best.measured_lr:.4g}{yours}: {why} {length_of_runs(study.facts)}, after which the budget was spent"
         if short.best is not None:
             first = short.points[short.best].lr
             told = "it is also the best" if first == best.measured_lr else f"{first:.4g} is the best"
@@ -149,9 +152,13 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
     )  # fmt: skip
 
 
+_NAMED = 5  # learning rates that a sentence names one by one (rule of thumb)
+
+
 def _tried(table: SweepTable) -> str:
     lrs = [f"{point.lr:.4g}" for point in table.points]
-    return " and ".join(lrs) if len(lrs) < 3 else f"{len(lrs)} learning rates ({lrs[0]} to {lrs[-1]})"
+    named = ", ".join(lrs) if len(lrs) <= _NAMED else f"{lrs[0]} to {lrs[-1]}"
+    return " and ".join(lrs) if len(lrs) < 3 else f"the {len(lrs)} tried ({named})"
 
 
 def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
@@ -173,8 +180,8 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
 
 
 def _unstable(
-    table: SweepTable, short: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, tolerance: float, far: float
-) -> Finding:
+    table: SweepTable, short: SweepTable, best: BestLR, bracket: UnstableBracket | None, *, tolerance: float, far: float, apart: float, length: str
+) -> Finding:  # fmt: skip
     calm = ("none", "not_measured")
     rising = [p.lr for p in table.points if p.lr > best.measured_lr and any(o not in calm for o in p.outcomes)]
     evidence: dict[str, Any] = {
@@ -184,7 +191,7 @@ def _unstable(
     found = partial(CODES.finding, "lr.unstable", unit="lr")
     if bracket is None:
         top = table.points[-1].lr
-        summary = f"Stable at every learning rate up to {top:.4g}, over {table.total_steps} steps."
+        summary = f"Stable at every learning rate up to {top:.4g}, over {table.total_steps:,} steps."
         if top >= far * (1 - 1e-9):
             return found("ok", summary, evidence=evidence)
         advice = [
@@ -192,11 +199,11 @@ def _unstable(
         ]
         hint = unstable_bracket(short)
         if hint is not None and hint.middle > top:
-            summary = (
-                f"{summary[:-1]}; in runs of {short.total_steps:,} steps it is unstable from {hint.middle:.4g} on."
-            )
+            stable = "" if hint.lower is None else f"stable at {hint.lower:.4g} and "
+            shorter = f"in runs of {short.total_steps:,} steps it is {stable}unstable at {hint.upper:.4g}"
+            summary = f"{summary[:-1]}; {shorter}."
             evidence |= {"short_lower": hint.lower, "short_upper": hint.upper}
-            advice = [f"Give a larger budget, 10x say: at full length no learning rate above {top:.4g} was tried, and short runs are unstable from {hint.middle:.4g} on."]  # fmt: skip
+            advice = [f"Give a larger budget, 10x say: no learning rate above {top:.4g} was tried {length}; {shorter}."]
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,
@@ -207,7 +214,10 @@ def _unstable(
     odd = f"; stable by chance at {above}{', ...' * (len(bracket.stable_above) > 3)}" if above else ""
     where = f"at {bracket.upper:.4g}, the smallest lr above the best one that was tried"
     if bracket.lower is not None:
-        where = f"from {bracket.middle:.4g} on (between {bracket.lower:.4g} and {bracket.upper:.4g})"
+        between = f"between {bracket.lower:.4g} and {bracket.upper:.4g}"
+        where = f"from {bracket.middle:.4g} on ({between})"
+        if bracket.ratio > apart * (1 + 1e-9):
+            where = f"from somewhere {between} on; none between them was tried"
     summary = f"Unstable, without recovery, {where}{odd}."
     return found("ok", summary, value=bracket.middle, evidence=evidence)
 

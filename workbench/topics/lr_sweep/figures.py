@@ -44,7 +44,7 @@ def plot_lr_sweep(
 ) -> Axes:
     """Draw the objective (training loss at the end of the run) against the learning rate.
 
-    Healthy: a bowl with lr* in its middle and several trained points on either side of it. Sick: the best point is the
+    Healthy: a minimum at lr* with several trained points on either side of it. Sick: the best point is the
     last one before the crosses (the best lr sits at the edge of the unstable region, so instability may be what keeps
     it low), or the first or last point of the grid (the minimum lies beyond).
 

@@ -16,6 +16,9 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 
+_WORSE = "worse by the metric that selects checkpoints"
+_NEAR = "next to the unstable ones"
+_NAMED = 3  # lrs of better results that a sentence names (rule of thumb)
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 
 
@@ -33,6 +36,7 @@ class Rival:
     # `gain` as a share of what this lr learned by this metric; infinite where the own lr has no finite value
     share: float
     lost: float  # how much higher the own training loss ends, as a share of what the sweep learned
+    passed: Mapping[float, str]  # the other lrs -> why they are not the rival; the best by `select` first
 
     def shows(self, share: float, *, noise_sds: float = 2.0) -> bool:
         """Tell whether the own lr loses at least this share of what could be learned, and more than the noise."""
@@ -42,6 +46,15 @@ class Rival:
     def words(self) -> str:
         """The two results."""
         return f"{self.select} {self.own:.4g} against {self.value:.4g}"
+
+    @property
+    def left_out(self) -> str:
+        """Which lrs of better results are not the rival, and why; "" where there is none."""
+        alike: dict[str, list[str]] = {}
+        for lr, why in [(lr, why) for lr, why in self.passed.items() if why != _WORSE][:_NAMED]:
+            alike.setdefault(why, []).append(f"{lr:.4g}")
+        told = ", ".join(f"{' and '.join(lrs)} ({why})" for why, lrs in alike.items())
+        return f". Left out: {told}" if told else ""
 
     @property
     def less(self) -> str:
@@ -57,13 +70,22 @@ class Rival:
 
 
 def best_rival(
-    record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int], *, noise_sds: float = 2.0
+    record: RecordLike,
+    table: SweepTable,
+    own: LRPoint,
+    near: Sequence[int],
+    indices: Sequence[int],
+    *,
+    noise_sds: float = 2.0,
 ) -> Rival | None:
-    """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none."""
+    """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none.
+
+    Those `near` the edge are no rivals.
+    """
     select, sign = str(record.config.get("select", "")), metric_sign(record)
-    points = [table.points[index] for index in indices]
-    found = []
-    for point in points if len(record.evals) and select else ():
+    points, beside = ([table.points[index] for index in some] for some in (indices, near))
+    found, passed = [], dict[float, str]()
+    for point in (*points, *beside) if len(record.evals) and select else ():
         shared = set(own.seeds) & set(point.seeds)
         ours, theirs = (
             selected(record, [n for n, seed in zip(p.trials, p.seeds, strict=True) if seed in shared])
@@ -71,14 +93,18 @@ def best_rival(
         )
         if theirs:
             found.append((sign * theirs[select] + noise_sds * theirs["noise"], point, ours.get(select), theirs))
-    if found:
-        _, point, mine, theirs = min(found, key=lambda item: item[0])
+    if rivals := [item for item in found if item[1] in points]:
+        _, point, mine, theirs = min(rivals, key=lambda item: item[0])
         value, noise = theirs[select], theirs["noise"]
         gain, learned = math.inf, 0.0
         if mine is not None:
             gain, learned = sign * (mine - value), _start(record, table, point) - sign * value
         share = math.inf if mine is None else gain / learned if learned > 0 else 0.0
         mine = math.nan if mine is None else mine
+        for _, p, _, other in sorted(found, key=lambda item: sign * item[3][select]):
+            unsteady = f"its {select} varies by {other['noise']:.2g} from evaluation to evaluation"
+            worse = sign * other[select] >= sign * value
+            passed[p.lr] = _WORSE if worse else _NEAR if p in beside else unsteady
     else:  # no evaluation to go by: by the training loss
         finite = [point for point in points if np.isfinite(point.loss)]
         if not finite:
@@ -87,8 +113,11 @@ def best_rival(
         select, mine, value = "training loss", own.loss, point.loss
         gain, noise = mine - value, point.loss_se if np.isfinite(point.loss_se) else 0.0
         share = gain / max(table.level - value, 1e-300)
+        passed = {p.lr: _NEAR if p.loss < value else _WORSE for p in beside}
     lost = (own.loss - point.loss) / table.progress
-    return Rival(lr=point.lr, select=select, own=mine, value=value, gain=gain, noise=noise, share=share, lost=lost)
+    return Rival(
+        lr=point.lr, select=select, own=mine, value=value, gain=gain, noise=noise, share=share, lost=lost, passed=passed
+    )
 
 
 def differ_by_metric(
@@ -167,15 +196,18 @@ def own_lr_findings(
     if own is None:
         return _unheld(float(baseline), best, bracket, ratio)
     trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
-    below = below_edge(table, [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)])
+    smaller = [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)]
     larger = [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)]
-    above = below_edge(table, larger)
+    below, above = below_edge(table, smaller), below_edge(table, larger)
     refuted = failed_when_proved(record)
     above = [i for i in above if table.points[i].lr * EDGE_MARGIN <= refuted] or above
     limits = (material_frac, little_frac)
-    high = _too_high(own, best, bracket, best_rival(record, table, own, below), limits)
-    rival, edged = best_rival(record, table, own, above), len(above) < len(larger)
-    return [high, _too_low(own, best, rival, limits, ratio, other=high, edged=edged)]
+    under, over = (
+        best_rival(record, table, own, [i for i in every if i not in some], some)
+        for every, some in ((smaller, below), (larger, above))
+    )
+    high = _too_high(own, best, bracket, under, limits)
+    return [high, _too_low(own, best, over, limits, ratio, other=high)]
 
 
 def _too_high(
@@ -209,7 +241,6 @@ def _too_low(
     ratio: float,
     *,
     other: Finding,
-    edged: bool,
 ) -> Finding:
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
     unit = "lr* / baseline lr"
@@ -219,9 +250,8 @@ def _too_low(
         return found("ok", f"{start} {_distance(value, ratio)} the best lr tried, {best.lr:.4g}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
         as_well = "trains about as well as" if rival.gain > 0 else "trains no worse than"
-        apart = " that is not next to the unstable ones" if edged else ""
-        well = f"{start} {as_well} the best larger one{apart}: {rival.words} at lr {rival.lr:.4g}"
-        return found("ok", f"{well}{rival.little(limits[0], min(rival.share, rival.lost))}.")
+        well = f"{start} {as_well} the best larger one, {rival.lr:.4g}: {rival.words}"
+        return found("ok", f"{well}{rival.little(limits[0], min(rival.share, rival.lost))}{rival.left_out}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
     summary = f"{start} is too low: it {rival.less} lr {rival.lr:.4g} ({rival.words}){use}."
@@ -270,6 +300,8 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
         return "", []
     other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
     why = f" (lowest training loss: {best.lr:.4g})" if other else ""
+    if other and rival is not None and best.lr in rival.passed:
+        why = f", not {best.lr:.4g} (lowest training loss, but {rival.passed[best.lr]})"
     return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 

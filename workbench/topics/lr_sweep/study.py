@@ -77,7 +77,7 @@ class LRSweep(Study):
     """A sweep of the learning rate over one workload.
 
     Without `lrs` forward passes give the scale, short runs the decade and where to look for the onset of instability, full-length runs
-    the interior of the bowl and the onset itself. Trials of one round do not depend on each other and train side by side.
+    the minimum's surroundings and the onset itself. Trials of one round do not depend on each other and train side by side.
 
     Attributes:
         lrs: exactly these, without extension or bisection, all in one round; None finds the range.
@@ -306,7 +306,7 @@ class _Rounds:
         return chosen
 
     def full_length(self, near: tuple[float, ...]) -> Iterator[list[TrialRequest]]:
-        """Ask for full-length trials until lr* lies inside its bowl and the onset of instability is bracketed."""
+        """Ask for full-length trials until lr* lies between two that are worse and the onset of instability is bracketed."""
         sweep, refined, asked = self.sweep, 0, set[float]()
         while True:
             record = self.read()

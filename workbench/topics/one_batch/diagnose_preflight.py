@@ -127,10 +127,8 @@ def _nonfinite(facts: Facts) -> Finding:
 def _labels(facts: Facts, data: Facts, min_class_frac: float) -> Finding:
     counts, wrong, say = facts["train"]["class_counts"], misnumbered(facts), partial(CODES.finding, "data.labels")
     if wrong:
-        return say(
-            "fail", f"{wrong[0][:1].upper()}{wrong[0][1:].partition(' Give ')[0]}", evidence={"misnumbered": wrong},
-            advice=["Number the classes from 0, in every split alike.", "Give the model as many outputs as there are classes."],
-        )  # fmt: skip
+        said, _, fix = wrong[0].partition("). ")
+        return say("fail", f"{said[:1].upper()}{said[1:]}).", evidence={"misnumbered": wrong}, advice=[fix])
     evidence, total = {"class_counts": counts}, sum(counts or ())
     say = partial(say, evidence=evidence)
     tokens = total != facts["train"]["read"]  # a vocabulary may well have symbols that a text has not

@@ -26,7 +26,7 @@ from workbench.curves.trial_curves import RecordLike, equal, plain_cell
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.first_look import FIRST_LOOK
+from workbench.findings.first_look import FIRST_LOOK, length_of_runs
 from workbench.record.roles import SHORT, Role
 from workbench.topics.clipping.ladder import masks
 
@@ -117,7 +117,7 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
             return f"nearly every step is clipped, so a larger lr would only make up for that: raise max_grad_norm first; {rest}"
         return f"no lr that is better than the baseline's {own:.4g} keeps a margin to the edge, and {rest}"
     if equal(best, own) and "lr.grid_edge" in diagnosis and diagnosis["lr.grid_edge"].status == "not_measured":
-        return f"no other of the few lrs that were trained at full length is better, and {rest}"
+        return f"no other of the few lrs that were trained {length_of_runs(record.facts)} is better, and {rest}"
     return f"no other lr is better than the baseline's {own:.4g} by enough to matter, and {rest}"
 
 
