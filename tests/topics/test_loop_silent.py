@@ -309,19 +309,63 @@ def test_without_an_update_every_check_lacks_the_same(tmp_path: Path) -> None:
     assert {f.summary for f in found if f.status == "not_measured"} == {"Not measured: no update was made."}
 
 
-@pytest.mark.parametrize(("stepped", "status"), [("same", "warn"), ("another", "fail"), ("given", "ok")])
+@pytest.mark.parametrize(
+    ("trained", "stepped", "status", "said"),
+    [
+        ("both", "same", "warn", "no step of the optimizer given to wb.watch: another optimizer steps on the same parameters ("),
+        ("both", "another", "fail", "are not trained; another optimizer steps on other parameters ("),
+        ("other", "another", "warn", "none of the first ones goes through the parameters given to wb.watch: another optimizer steps on other parameters ("),
+        ("both", "given", "ok", "The optimizer steps."),
+    ],
+)  # fmt: skip
 def test_an_optimizer_that_was_not_given_and_steps_in_its_place_is_named(
-    stepped: str, status: str, tmp_path: Path
+    trained: str, stepped: str, status: str, said: str, tmp_path: Path
 ) -> None:
     model, other = nn.Linear(3, 1), nn.Linear(3, 1)
     given, same, another = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, model, other))
     with wb.watch(model, given, out=tmp_path / "run") as run:
         for _ in range(10):
-            (model(torch.randn(8, 3)) + other(torch.randn(8, 3))).square().mean().backward()
+            out = other(torch.randn(8, 3))
+            (out + model(torch.randn(8, 3)) if trained == "both" else out).square().mean().backward()
             {"same": same, "another": another, "given": given}[stepped].step()
     found = run.diagnose()["loop.no_step"]
     assert found.status == status
-    assert ("another optimizer steps on the same parameters (" in found.summary) == (stepped == "same")
+    assert said in found.summary
+    assert ("that train" in " ".join(found.advice)) == (trained == "other")
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Steps by an optimizer inside of it, as sharpness-aware minimisation does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("case", ["half way", "first", "both given", "two players", "wrapped"])
+def test_steps_of_another_optimizer_on_the_same_parameters_are_told(case: str, tmp_path: Path) -> None:
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    adam, sgd = torch.optim.Adam(model.parameters(), lr=1e-3), torch.optim.SGD(model.parameters(), lr=0.01)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.01)
+    given: Any = {"first": sgd, "both given": [adam, sgd], "wrapped": Wrapper(adam)}.get(case, adam)
+    with wb.watch(model, given, out=tmp_path / "run") as run:
+        for update in range(600):
+            steps = [sgd] if update >= 400 and case in ("half way", "first", "both given") else [adam]
+            steps = {"two players": [theirs] * 5 + steps, "wrapped": [given]}.get(case, steps)
+            for optimizer in steps:
+                x = torch.randn(8, 3)
+                optimizer.zero_grad()
+                (model(x) + other(x) - x.sum(1, keepdim=True)).square().mean().backward()
+                optimizer.step()
+    findings = run.diagnose()
+    assert not any("did not collect" in f.summary for f in findings)
+    found = findings["loop.second_training"]
+    told = {"half way": "another optimizer made 200 more", "first": "another optimizer made 400 more"}.get(case)
+    assert found.status == ("ok" if told is None else "not_measured"), found.summary
+    assert told is None or f"{told} steps on the same parameters (tests/topics/test_loop_silent.py:" in found.summary
 
 
 def test_where_nothing_is_trained_it_says_what_is_missing(tmp_path: Path) -> None:

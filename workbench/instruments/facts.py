@@ -54,7 +54,8 @@ class LoopFacts:
         self.classes, self.recall, self.written, self.others = Classes(), Recall(), Written(), Others()
         self.survival = self.parameters.survival
         self.updates, self.ended, self.given = 0, False, 0
-        self.stranger = ""  # where an optimizer that is not observed steps on the parameters of one that is
+        self.strangers: dict[str, dict[str, Any]] = {}  # steps of optimizers that are not observed
+        self._mine: set[int] = set()  # parameters of those that are
         self.near = True  # whether everything is looked at
         self._nears = 0
         self._drawn: Any = None  # since the last update
@@ -199,11 +200,18 @@ class LoopFacts:
         self.order.step(number, empty=empty, line=self.near, altered=altered)
 
     def stepped_elsewhere(self, optimizer: Optimizer, observed: Iterable[Optimizer]) -> None:
-        """Take in that an optimizer steps that is not observed."""
+        """Take in that an optimizer steps that is not observed, on the "same" parameters as those that are, or on "others"."""
+        self._mine = self._mine or set().union(*map(identities, observed))
+        kind = "others" if identities(optimizer).isdisjoint(self._mine) else "same"
+        if kind not in self.strangers:
+            self.strangers[kind] = {"line": own_line(), "steps": 0, "in_a_row": 0, "after": self.updates, "began": 0}
         if self.near:
             self.parameters.elsewhere(optimizer)
-            if not self.stranger and not identities(optimizer).isdisjoint(*map(identities, observed)):
-                self.stranger = own_line()
+        row = self.strangers[kind]
+        if row["after"] != self.updates:
+            row |= {"after": self.updates, "began": row["steps"]}
+        row["steps"] += 1
+        row["in_a_row"] = max(row["in_a_row"], row["steps"] - row["began"])
 
     def step_ends(self, number: int) -> None:  # noqa: D102
         self.order.stepped(number)
@@ -252,7 +260,8 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "near_updates": lambda facts: facts._nears,
     "ended": lambda facts: facts.ended,
     "optimizers_given": lambda facts: facts.given,
-    "stranger": lambda facts: facts.stranger,
+    "strangers": lambda facts: facts.strangers,
+    "reached": lambda facts: not facts.graphs.leaves or not facts._mine.isdisjoint(facts.graphs.leaves),
     "order": lambda facts: facts.order.to_dict(),
     "modes": lambda facts: facts.modes.to_dict(facts.loaders, facts.loaders.drawn()),
     "parameters": lambda facts: facts.parameters.to_dict(facts.modes),

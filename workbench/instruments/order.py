@@ -178,7 +178,8 @@ class Order:
             "limits": dict(self._limits.most_common(10)),
             "at_limit": median(float(share) for share in self._at_limit) if self._at_limit else None,
             "backwards": self.backwards,
-            "mixed": [[n, self.pending.alone[n], count] for n, count in self.pending.mixed.items()]
+            # nobody sees when gradients are zeroed of an optimizer that is not observed, below 0
+            "mixed": [[n, self.pending.alone[n], count] for n, count in self.pending.mixed.items() if n >= 0]
             if self.pending
             else [],
             "optimizers": {str(number): steps.to_dict() for number, steps in self._steps.items()},

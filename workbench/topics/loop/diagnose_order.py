@@ -49,19 +49,25 @@ def _no_step(facts: Facts) -> Finding:
     )
     if stepped >= given and facts["updates"]:
         return say("ok", "The optimizer steps." if given == 1 else "All optimizers step.")
-    if line := facts.get("stranger"):
-        none = (
-            "the optimizer given to wb.watch makes no step"
-            if given == 1
-            else f"of {given} optimizers given to wb.watch {stepped} step"
-        )
+    others, backwards = facts.get("strangers", {}), f"{order['backwards']} backward passes"
+    none = (
+        "no step of the optimizer given to wb.watch"
+        if given == 1
+        else f"of {given} optimizers given to wb.watch {stepped} step"
+    )
+    if "same" in others:
         return say(
-            "warn", f"{order['backwards']} backward passes, and {none}: another optimizer steps on the same parameters ({line}).",
+            "warn", f"{backwards}, and {none}: another optimizer steps on the same parameters ({others['same']['line']}).",
             advice=["Give wb.watch the optimizer that steps: what it does to the parameters was not looked at."],
         )  # fmt: skip
-    none = "no step of an optimizer" if not stepped else f"only {stepped} of {given} optimizers step"
+    apart = f"another optimizer steps on other parameters ({others['others']['line']})" if others else ""
+    if apart and not facts["reached"]:
+        return say(
+            "warn", f"{backwards}, and none of the first ones goes through the parameters given to wb.watch: {apart}.",
+            advice=["Give wb.watch the model and the optimizer that train: what they do was not looked at."],
+        )  # fmt: skip
     return say(
-        "fail", f"{order['backwards']} backward passes and {none}{at(order['lines'], 'backward')}: its parameters are not trained.",
+        "fail", f"{backwards}, and {none}{at(order['lines'], 'backward')}: its parameters are not trained{f'; {apart}' * bool(apart)}.",
         advice=["Call optimizer.step() after loss.backward()."],
     )  # fmt: skip
 
@@ -76,6 +82,11 @@ def _second(facts: Facts, least: int) -> Finding:
     say: Say = partial(ORDER_CODES.finding, "loop.second_training", value=float(len(later)), unit="optimizers")
     if judged := facts.get("judged"):
         return say("ok", f"J{judged['said'][1:]}; the others are left as they are.")
+    if (same := facts.get("strangers", {}).get("same")) and same["in_a_row"] >= least:
+        return ORDER_CODES.not_measured(
+            "loop.second_training", f"another optimizer made {same['steps']:,} more steps on the same parameters ({same['line']}), which were not looked at: give wb.watch both, as a list",
+            value=1.0, unit="optimizers",
+        )  # fmt: skip
     if not later and again:
         made = optimizers[again[0]]["steps"]
         return say(
