@@ -1,7 +1,8 @@
-"""The report in a real browser: on a phone, in the dark, on paper, and without JavaScript."""
+"""The report in a real browser: on a phone, in the dark, on paper, and by keyboard."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+import workbench as wb
 from tests.browser.open_to_all import serious
+from tests.golden.canned import unpack
 from tests.helpers.records import diagnosis, empty, study
 from tests.helpers.simulated_input import pipeline
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
+from workbench.playbook import diagnosis_of
 from workbench.report.write import write_report
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
@@ -83,6 +87,34 @@ def test_nothing_keeps_people_out(opened: Any, name: str, scheme: str) -> None:
     page = opened(name, color_scheme=scheme)
     unfold(page)
     assert serious(page) == []
+
+
+SHEETS = "body { width: 182mm; height: 267mm; columns: 182mm; column-gap: 10mm; column-fill: auto; overflow: visible }"
+"""Columns of the size of a page of A4 within its margins: what a printer does with pages, a browser does with them."""
+FILLED = """() => {
+    const shown = [...document.querySelectorAll('p, li, pre, svg, tr, h1, h2, summary, figcaption')], mm = 96 / 25.4, filled = [];
+    for (const box of shown.flatMap(each => [...each.getClientRects()]).filter(box => box.height > 0)) {
+        const sheet = Math.floor((box.left + scrollX) / (192 * mm));
+        filled[sheet] = Math.max(filled[sheet] ?? 0, (box.bottom + scrollY) / (267 * mm));
+    }
+    return filled;
+}"""
+
+
+@pytest.mark.parametrize("kind", ["diagnosis", "instability"])
+def test_twenty_trials_are_at_most_six_pages_of_paper_and_none_is_half_empty(
+    opened: Any, pages: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    record = wb.open(unpack(kind, tmp_path))
+    assert len(record.trials) >= 19
+    pages[kind] = write_report(record, diagnosis_of(record), tmp_path / "report.html")
+    page = opened(kind)
+    printed = len(re.findall(rb"/Type /Page\b", page.pdf(format="A4", prefer_css_page_size=True)))
+    page.emulate_media(media="print")
+    page.add_style_tag(content=SHEETS)
+    sheets = page.evaluate(FILLED)
+    assert len(sheets) == printed <= 6
+    assert all(0.6 < filled <= 1.01 for filled in sheets[:-1]), sheets
 
 
 def test_the_keyboard_unfolds_and_copies(opened: Any) -> None:
