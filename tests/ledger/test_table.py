@@ -20,6 +20,7 @@ import torch
 
 import workbench as wb
 from tests.helpers.study_folders import PLAIN, opened, study
+from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import RecordError, UsageError
 from workbench.ledger.table import COLUMNS, EXTRA
@@ -73,6 +74,14 @@ def test_the_best_value_is_that_of_a_learning_rate_below_the_unstable_one(tmp_pa
     ends = above | {"recommendation": {"adopted": False, "baseline": {"trials": [best.number]}}}
     (tmp_path / "s" / "diagnosis.json").write_text(json.dumps(ends))
     assert wb.open(tmp_path / "s").best().number == best.number, "of the config that the diagnosis ends with"
+
+
+def test_a_sweep_has_its_two_learning_rates_in_the_table_without_a_diagnosis(tmp_path: Path) -> None:
+    swept = wb.lr_sweep.Study(lrs=[0.01, 0.1, 1e6]).run(small_workload(), out=tmp_path / "s")
+    found = wb.lr_sweep.diagnose(swept)
+    row = wb.list_studies(tmp_path, extra=["lr_best", "lr_unstable"]).iloc[0]
+    assert (row["lr_best"], row["lr_unstable"]) == (found["lr.best"].value, found["lr.unstable"].value)
+    assert row[["lr_best", "lr_unstable"]].notna().all()
 
 
 def test_optuna_is_not_needed(root: Path, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ EXTRA = {
     "tags": "words of the note that begin with #",
     "verdict": "badge of its diagnosis, where there is one",
     "alarms": "codes of its diagnosis that fail or warn, but for those that follow from others",
-    "lr_best": "lr.best of its diagnosis; the config that it ends with may have another that is as good, or better by the metric",
-    "lr_unstable": "lr.unstable of its diagnosis: where training becomes unstable",
+    "lr_best": "lr.best of its diagnosis, or of a sweep; the config that it ends with may have another that is as good, or better by the metric",
+    "lr_unstable": "lr.unstable of its diagnosis, or of a sweep: where training becomes unstable",
 }
 """Further columns -> what they hold; they are there on request."""
 
@@ -120,7 +120,7 @@ def study_row(folder: Path) -> dict[str, Any]:
         "config_sha256": study.get("config_sha256"),
         "commit": study.get("commit"),
         "tags": " ".join(word for word in str(study["note"]).split() if word.startswith("#")),
-        **_diagnosed(folder),
+        **_diagnosed(folder, study),
     }
 
 
@@ -153,8 +153,9 @@ def _state(folder: Path, study: dict[str, Any], trials: Sequence[str]) -> str:
     return "running" if is_locked(folder) else "unfinished"
 
 
-def _diagnosed(folder: Path) -> dict[str, Any]:
-    """Return what the study's diagnosis measured, None where it has none that can be read."""
+def _diagnosed(folder: Path, study: dict[str, Any]) -> dict[str, Any]:
+    """Return what the study's diagnosis measured, or what a sweep did; None where there is neither."""
+    swept = study.get("facts", {}).get("swept") or {}
     try:
         found = json.loads((folder / "diagnosis.json").read_text(encoding="utf-8"))
         values = {str(f["code"]): f["value"] for f in found["findings"]}
@@ -169,7 +170,7 @@ def _diagnosed(folder: Path) -> dict[str, Any]:
             "lr_unstable": values.get("lr.unstable"),
         }
     except (OSError, ValueError, KeyError, TypeError):
-        return {"verdict": None, "alarms": "", "lr_best": None, "lr_unstable": None}
+        return {"verdict": None, "alarms": "", "lr_best": swept.get("lr.best"), "lr_unstable": swept.get("lr.unstable")}
 
 
 def _config_link(folder: Path, study: dict[str, Any]) -> str:

@@ -29,6 +29,9 @@ class Study(ABC):
     def extend(self, session: Session) -> None:
         """Run the study's trials inside a folder that is already open."""
 
+    def conclude(self, session: Session) -> None:  # noqa: B027
+        """Store what the table of studies shows of it."""
+
     def settings(self) -> dict[str, Any]:
         """Return the fields as JSON values: another value in the same folder is another study."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]  # every study is a dataclass
@@ -77,6 +80,7 @@ class Study(ABC):
             progress=progress,
         ) as session:
             self.extend(session)
+            self.conclude(session)
             return session.record
 
     def _call(self, trainer: AnyTrainer | None, out: str | Path | None) -> str:

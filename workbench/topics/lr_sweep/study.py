@@ -35,6 +35,7 @@ from workbench.studies.base import Study
 from workbench.studies.budget import BudgetSpent
 from workbench.studies.session import Session, at_length
 from workbench.topics.lr_sweep.collect import measure_chance, measure_critical_lr
+from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 
 
 class TrialRequest(NamedTuple):
@@ -153,6 +154,15 @@ class LRSweep(Study):
         )
         for requests in rounds:
             run_round(session, requests)
+
+    def conclude(self, session: Session) -> None:
+        """Store the best and the unstable learning rate, which the table of studies shows."""
+
+        def found() -> dict[str, float | None]:
+            told = diagnose_lr_sweep(session.record)
+            return {code: told[code].value for code in ("lr.best", "lr.unstable")}
+
+        session.collect("swept", found)
 
     def rounds(
         self,

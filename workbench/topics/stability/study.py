@@ -118,6 +118,10 @@ class InstabilityStudy(Study):
             return []
         return [TrialRequest(Role.CONFIRM, config.replace(peak_lr=min(self.confirm_multiples) * lr))]
 
+    def conclude(self, session: Session) -> None:
+        """Store what its sweep found."""
+        self.sweep.conclude(session)
+
     def _confirm_lrs(self, session: Session, lr_star: float) -> list[float]:
         """Return the lrs of the confirmation runs; one that was trained before counts where it is a multiple asked for."""
         wanted = [m * lr_star for m in self.confirm_multiples]
