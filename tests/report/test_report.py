@@ -15,6 +15,7 @@ import pytest
 from tests.helpers.records import MemoryRecord, diagnosis, study
 from workbench.config import TrainConfig
 from workbench.findings.advice import ADVICE
+from workbench.findings.audited import not_ended
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.plots.palette import PALETTE
@@ -23,6 +24,7 @@ from workbench.plots.svg import themed
 from workbench.report.summary import summary_rows
 from workbench.report.templates import shown_line
 from workbench.report.write import trial_rows, write_report
+from workbench.topics.recommendation.diagnose import cost_of
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$body"
@@ -218,15 +220,32 @@ def rows(record: MemoryRecord, said: Diagnosis) -> dict[str, str]:
     return summary_rows(record, said)
 
 
-@pytest.mark.parametrize("state", ["stopped", "running"])
-def test_an_unfinished_study_decides_nothing(state: str) -> None:
+@pytest.mark.parametrize(("state", "told"), [("stopped", "were stopped early"), ("running", "have not ended")])
+def test_an_unfinished_study_decides_nothing(state: str, told: str) -> None:
     record = study()
     record.trials.loc[[0, 3], "state"] = state
-    said = rows(record, diagnosis())
-    assert f"Not complete: 2 {state}; the same command resumes from there." in said["Trained"]
-    assert said["Config"] == f"Not decided: 2 {state}."
+    assert "resumes" not in not_ended(record), "of a watched loop"
+    record.trials["gradients"] = "vmap"
+    left = f"2 of {len(record.trials)} runs {told}; the same command resumes them"
+    assert rows(record, diagnosis())["Config"] == f"Not decided: {left}."
+    assert Diagnosis.of(record, diagnosis().findings).tally.endswith(f"; {left}")
+    record.trials = record.trials.iloc[:1].assign(steps_run=20, total_steps=30, seconds=1.0, stage="baseline")
+    assert cost_of(record)["baseline_runs"] == (pytest.approx(2 / 3) if state == "stopped" else 1.0)
+    assert (
+        "the run was stopped at 20 of 30 updates; the same command resumes it" in rows(record, diagnosis())["Config"]
+    ) == (state == "stopped")
 
 
 def test_what_a_record_says_is_redacted() -> None:
     nasty = Finding(code="a.b", status="fail", summary="<b>see</b> /home/ada/runs --token pw1")
     assert rows(study(), Diagnosis(findings=(nasty,)))["Found"] == "<b>see</b> ~/runs --token ***"
+
+
+def test_what_the_head_tells_the_findings_do_not_tell_again(source: str) -> None:
+    head, findings = source.partition("<h2>Findings</h2>")[::2]
+    told = [f for f in diagnosis() if f.status in ("fail", "warn") and html.escape(f.summary) in head]
+    assert told, "for this test to mean anything"
+    for finding in told:
+        card = findings.partition(f"<code>{finding.code}</code>")[2].partition("</article>")[0]
+        assert "above.</span>" in card
+        assert html.escape(finding.summary) not in card

@@ -41,6 +41,24 @@ class Audit:
     path: Path | None = None
 
 
+def not_ended(record: Any) -> str:
+    """Return how many trials of a study have not come to their end, and what resumes them, where something does; "" for none."""
+    trials = getattr(record, "trials", None)
+    if trials is None or "state" not in trials or (left := trials[trials["state"].isin(["running", "stopped"])]).empty:
+        return ""
+    many, row = len(left) > 1, left.iloc[0]
+    ours = row.get("gradients") is not None  # nobody but its author goes on with a watched loop
+    runs = "the run" if len(trials) == 1 else f"{len(left)} of {len(trials)} runs"
+    said = f"{runs} {'have' if many else 'has'} not ended"
+    if (left["state"] == "stopped").all():
+        at = (
+            f"at {row['steps_run']:,.0f} of {row['total_steps']:,.0f} updates" if ours and len(trials) == 1 else "early"
+        )
+        said = f"{runs} {'were' if many else 'was'} stopped {at}"
+    how = "command" if str(record.command or "").startswith("workbench ") else "call"
+    return f"{said}; the same {how} resumes {'them' if many else 'it'}" if ours else said
+
+
 def why_missing(facts: Mapping[str, Any], name: str, otherwise: str) -> str:
     """Return the sentence of a finding whose facts are missing."""
     return f"Not measured: {(facts.get(NOT_COLLECTED) or {}).get(name) or otherwise}."

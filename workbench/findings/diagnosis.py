@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.errors import RecordError
 from workbench.findings.answers import Answer, answers, came_back
-from workbench.findings.audited import Audited
+from workbench.findings.audited import Audited, not_ended
 from workbench.findings.causes import and_more, causes_first, listed
 from workbench.findings.finding import MEASUREMENTS, STATUSES, SYMBOLS, Finding, Status, said_alike, worst
 from workbench.record.folder import read_json
@@ -111,6 +111,7 @@ class Diagnosis:
         cost: steps, seconds and baseline_runs, where known.
         recommendation: config, changed fields, baseline and recommended results, adopted.
         path: the study's folder.
+        left: which trials have not ended, "" where all have.
     """
 
     findings: tuple[Finding, ...]
@@ -119,12 +120,19 @@ class Diagnosis:
     cost: Mapping[str, Any] = field(default_factory=dict)
     recommendation: Mapping[str, Any] | None = None
     path: Path | None = None
+    left: str = ""
 
     @classmethod
     def of(cls, record: Audited, findings: Iterable[Finding]) -> Diagnosis:
         """Return the findings about a record, with its workload, command and folder."""
         path = getattr(record, "path", None)
-        return cls(findings=tuple(findings), workload=record.workload, command=record.command, path=path)
+        return cls(
+            findings=tuple(findings),
+            workload=record.workload,
+            command=record.command,
+            path=path,
+            left=not_ended(record),
+        )
 
     @property
     def verdict(self) -> Status:
@@ -189,11 +197,12 @@ class Diagnosis:
     @property
     def tally(self) -> str:
         """How many findings that stand for themselves have which status; of what the badge tells already, the sum alone."""
+        left = f"; {self.left}" if self.left else ""
         if self.badge[1] != SIGNS[self.badge[0]][1]:
-            return f"{len(self.findings)} checks"
+            return f"{len(self.findings)} checks{left}"
         counts = Counter(f.status for f, _ in listed(self.findings))
         shown = ", ".join(f"{counts[s]} {SIGNS[s][1]}" for s in STATUSES if counts[s]) or "nothing was checked"
-        return f"{shown}{and_more(self.findings)}"
+        return f"{shown}{and_more(self.findings)}{left}"
 
     def told(self) -> tuple[list[Finding], list[Finding]]:
         """Return the findings that a reader is shown in full beside the answers, causes first; and those that are well, to be folded."""

@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from typing import Any
 
+from workbench.findings.audited import not_ended
 from workbench.findings.causes import listed
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding
@@ -35,7 +36,7 @@ def summarise(record: Any, diagnosis: Diagnosis, *, width: int = 110) -> str:
 def summary_rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
     """Return the lines of `summarise` by their names, without secrets."""
     rows: dict[str, str] = {}
-    left = _left(record)
+    left = not_ended(record)
     if diagnosis.answers:
         rows |= {answer.question: answer.text for answer in diagnosis.answers}
         if left:
@@ -51,7 +52,7 @@ def summary_rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _trained(record: Any) -> str:
-    """How many runs of what, from which config, and whether the study is complete."""
+    """How many runs of what, and from which config."""
     trials, config = record.trials, record.config
     if trials.empty or "state" not in trials:
         return "No run was recorded."
@@ -61,8 +62,6 @@ def _trained(record: Any) -> str:
     lrs = trials["peak_lr"][trials["state"] == "diverged"] if "peak_lr" in trials else trials["state"][:0]
     where = " at larger learning rates" if len(lrs) and lrs.min() > (config.get("peak_lr") or math.inf) else ""
     diverged = f" {counted(states['diverged'], 'run')}{where} ended non-finite." if states["diverged"] else ""
-    left = _left(record)
-    unfinished = f" Not complete: {left}; the same command resumes from there." if left else ""
     what = f"{config.get('optimizer') or 'the optimizer'}, lr {number_text(config.get('peak_lr'))}, batch size {number_text(config.get('batch_size'))}"
     if len(trials) == 1:
         row = trials.iloc[0]
@@ -71,17 +70,9 @@ def _trained(record: Any) -> str:
             if math.isfinite(row.get("best_value", math.nan))
             else ""
         )
-        return f"1 run{steps.replace(',', ' of', 1).removesuffix(' together')}: {what}.{best}{diverged}{unfinished}"
+        return f"1 run{steps.replace(',', ' of', 1).removesuffix(' together')}: {what}.{best}{diverged}"
     base = f"{what}, {number_text(config.get('total_steps'))} steps"
-    return f"{counted(len(trials), 'run')}{steps}; the baseline is {base}.{diverged}{unfinished}"
-
-
-def _left(record: Any) -> str:
-    """The trials that have not come to their end, "" where all have."""
-    if "state" not in record.trials:
-        return ""
-    states = Counter(str(state) for state in record.trials["state"])
-    return " and ".join(f"{states[state]} {state}" for state in ("running", "stopped") if states[state])
+    return f"{counted(len(trials), 'run')}{steps}; the baseline is {base}.{diverged}"
 
 
 def _found(diagnosis: Diagnosis) -> str:

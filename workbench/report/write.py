@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     }[diagnosis.verdict]
     status, word = diagnosis.badge
     answered = {answer.question: answer.status for answer in diagnosis.answers}
+    summary = summary_rows(record, diagnosis)
     known = [
         f"{cost['steps']:,} training steps" if cost.get("steps") is not None else "",
         f"{cost['seconds']:,.1f} s" if cost.get("seconds") is not None else "",
@@ -94,9 +95,10 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         else meaning
         if diagnosis.findings
         else "This is not a clean bill of health: there is no finding.",
-        "tally": diagnosis.tally,
+        "tally": replace(diagnosis, left="").tally,  # Config or Next tells what is left
         "answered": answered,
-        "summary": summary_rows(record, diagnosis),
+        "summary": summary,
+        "above": {f.code: name for f in diagnosis for name, said in summary.items() if shown_line(f.summary) in said},
         "cost": " · ".join(part for part in known if part),
     }
 

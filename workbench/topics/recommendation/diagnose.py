@@ -43,7 +43,8 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
     trials = record.trials
     if not len(trials):
         return {"steps": 0, "seconds": 0.0, "trials": 0, "baseline_runs": None}
-    alone = trials["steps_run"][trials["stage"] == Role.BASELINE].to_list()
+    length = trials["steps_run"].where(trials["state"] != "stopped", trials["total_steps"])
+    alone = length[trials["stage"] == Role.BASELINE].to_list()
     steps = int(trials["steps_run"].sum())
     look = record.facts.get(FIRST_LOOK) or {"whole": alone[0] if alone else None}
     runs = steps / look["whole"] if look["whole"] else None
