@@ -96,7 +96,7 @@ def test_a_file_stands_for_the_one_workload_that_it_holds(tmp_path: Path, monkey
 @pytest.mark.parametrize(("words", "said"), [
     ("diagnose digits_cnn --budgt 3x", "workbench diagnose: '--budgt' is not an option. Did you mean '--budget'"),
     ("studies a b", "workbench studies: 'b' is not expected here."),
-    ("diagnose digits_cnn --budget -1x", "budget='-1x' is not known. Give baseline runs or time"),
+    ("diagnose digits_cnn --budget -1x", "workbench: --budget -1x is not known. Give baseline runs or time"),
     ("diagnose digits_cnn --budget", "workbench diagnose: --budget needs a value. workbench diagnose --help shows"),
     ("plan digits_cnn --steps abc", "workbench plan: --steps takes an integer, not 'abc'."),
 ])  # fmt: skip

@@ -152,13 +152,16 @@ def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monke
     ("pattern", "lines", "better"),
     [
         ("val loss ([0-9.]+)", ["epoch 0 val_loss: 0.5", "epoch 1 val_loss: 0.4"], r"val_loss: ([0-9.eE+-]+)"),
+        ("validation_accuracy (x)", ["1: loss=0.5 Val acc = 0.5, lr 1e-3"] * 2, "Val acc = ([0-9.eE+-]+)"),
+        ("top1 ([0-9.]+)", ["top1=0.5 top5=0.9"] * 2, "top1=([0-9.eE+-]+)"),
+        ("val loss ([0-9.]+)", ["loss=0.5 vl 0.4 evaluation 3"] * 9, None),
         ("val loss ([0-9.]+)", ["epoch 0 val_loss: 0.5", "val loss 0.4"], None),
         ("val loss ([0-9.]+)", ["epoch 0 val_loss: 0.5", "train loss 0.4"], None),
         ("val loss ([0-9.]+)", ["the validation loss is 0.5", "interval loss 0.4"] * 9, None),
         (r"([0-9.]+) at the end", ["0.5 at the start"] * 9, None),
     ],
 )
-def test_a_pattern_that_misses_by_a_sign_is_known_while_the_program_runs(
+def test_a_pattern_that_misses_by_a_sign_or_a_shorter_word_is_known_while_the_program_runs(
     pattern: str, lines: list[str], better: str | None
 ) -> None:
     assert near_miss(pattern, lines) == better

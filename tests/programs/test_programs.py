@@ -272,7 +272,8 @@ def test_no_secret_of_a_command_is_in_its_study(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--device", "cpu", "--", "python", "train.py"], "--device is for a workload"),
-        (["--metric", "(", "--", "python", "train.py"], "not a regular expression"),
+        (["--device", "cuda:99", "digits_mlp"], "Use --device cpu or --device auto, or install"),
+        (["--metric", "(", "--", "python", "train.py"], "--metric '(' is not a regular expression"),
         (["--", "no-such-program"], "there is no program 'no-such-program'"),
     ],
 )
@@ -287,7 +288,14 @@ def test_a_wrong_argument_is_told_at_once_and_alone(
 
 @pytest.mark.parametrize(
     ("metric", "message"),
-    [("accuracy ([0-9.]+)", "matches no line"), ("val loss", "no group"), ("(", "regular expression")],
+    [
+        ("accuracy ([0-9.]+)", "matches no line"),
+        ("val loss", "no group"),
+        ("(", "regular expression"),
+        ("values: ([0-9.]+)", r"'value \(\[0-9.eE\+-\]\+\)' fits what it printed"),
+        ("value", r"^metric='value': the program gave wb.log no such value. 'value \(.* fits what it printed"),
+        ("val_loss", r"^metric='val_loss': .* needs a group"),
+    ],
 )
 def test_a_metric_that_is_not_there_is_told_with_what_is(tmp_path: Path, metric: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

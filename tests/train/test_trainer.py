@@ -296,7 +296,7 @@ def test_every_hook_ends_whatever_was_raised_and_what_was_saved_is_kept(
     (lambda out: Trainer(evaluate_also=["test"]).run(small_workload(), out=out), ConfigError, "'small' has no split 'test'"),
     (lambda out: Trainer().run(small_workload(), {"peak_lr": 0.1}, out=out), ConfigError, r"must be a TrainConfig, not dict.*TrainConfig\(peak_lr"),
     (lambda out: Trainer().run("digits_mlp", out=out), UsageError, r"workload must be a Workload, not str \(digits_mlp\)"),
-    (lambda out: Trainer(device="cuda:99").run(small_workload(), out=out), DeviceError, "Use device='cpu' or 'auto'"),
+    (lambda out: Trainer(device="cuda:99").run(small_workload(), out=out), DeviceError, "Use device='cpu' or device='auto'"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(tmp_path: Path, call: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):

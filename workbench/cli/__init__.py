@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import traceback
+from ast import literal_eval
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -71,9 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse, after --help or a usage error
         return stop.code if isinstance(stop.code, int) else USAGE
     if unknown:
-        given = [option for option in HELP[words[0]].options if not isinstance(option, str)]
-        each = [one for option in given for one in (option if isinstance(option, list) else [option])]
-        options = [name for names, _ in each for name in names if name.startswith("-")]
+        options = _options(words[0])
         what = "an option" if unknown[0].startswith("-") else "expected here"
         print(f"workbench {words[0]}: {unknown[0]!r} is not {what}.{nearest(unknown[0], options)}", file=sys.stderr)
         return USAGE
@@ -87,8 +87,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if os.environ.get("WORKBENCH_DEBUG") == "1":
             raise
-        return _report(error)
+        return _report(error, _options(words[0]) if words and words[0] in HELP else [])
     return code
+
+
+def _options(command: str) -> list[str]:
+    given = [option for option in HELP[command].options if not isinstance(option, str)]
+    each = [one for option in given for one in (option if isinstance(option, list) else [option])]
+    return [name for names, _ in each for name in names if name.startswith("-")]
+
+
+def _as_typed(said: str, options: Sequence[str]) -> str:
+    """Return a message with what it says of a parameter, device='cpu', as the option that was typed, --device cpu."""
+    names = {option.strip("-").replace("-", "_"): option for option in options}
+    return re.sub(
+        r"\b(\w+)=('(?:[^'\\]|\\.)*')",
+        lambda m: f"{names[m[1]]} {shlex.quote(literal_eval(m[2]))}" if m[1] in names else m[0],
+        said,
+    )
 
 
 _WORDS = {
@@ -135,7 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, options: Sequence[str]) -> int:
     if isinstance(error, KeyboardInterrupt):
         said = " ".join(str(error).split()) or "the same command goes on from what is kept."
         print(f"workbench: interrupted: {said}", file=sys.stderr)
@@ -148,5 +164,5 @@ def _report(error: BaseException) -> int:
         )
     said = " ".join(str(error).split()) or type(error).__name__
     hint = "" if isinstance(error, WorkbenchError) else " (WORKBENCH_DEBUG=1 shows where)"
-    print(f"workbench: {said}{hint}", file=sys.stderr)
+    print(f"workbench: {_as_typed(said, options)}{hint}", file=sys.stderr)
     return USAGE if isinstance(error, UsageError) else FAILED

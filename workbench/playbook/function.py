@@ -68,7 +68,7 @@ def diagnose_function(
     call = f"wb.diagnose_function({getattr(train, '__name__', 'train')})"
     try:
         return walk(
-            Function(train=train, jobs=jobs), ProgramTrainer(jobs=jobs), out, steps=steps, select=select, mode=mode, seeds=seeds, name=name,
+            Function(train=train, jobs=jobs), ProgramTrainer(jobs=jobs), out, steps=steps, metric=metric, select=select, mode=mode, seeds=seeds, name=name,
             note=note, command=command, call=call, progress=progress, budget=Budget.of(budget, seeds),
         )  # fmt: skip
     except WorkbenchError as error:  # which names the line of the function: our own frames say nothing of it

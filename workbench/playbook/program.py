@@ -134,7 +134,7 @@ def diagnose_program(
     trainer = ProgramTrainer(jobs=jobs, threads=threads)
     options: dict[str, Any] = {"name": name, "note": note, "command": command, "progress": progress}
     options["budget"] = Budget.of(budget, seeds)
-    options |= {"steps": steps, "select": select, "mode": mode, "seeds": seeds}
+    options |= {"steps": steps, "metric": metric, "select": select, "mode": mode, "seeds": seeds}
     elsewhere = executor_of(executor, address)
     if progress:
         print(plan_program(options["budget"], seeds=seeds), file=sys.stderr)

@@ -71,16 +71,26 @@ _LOOK_S = 2.0
 
 
 def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
-    """Return a pattern for what these lines print where they begin with the words of `pattern` and a number, and none matches it; else None."""
-    text = re.sub(r"\\.|\[[^]]*\]", " ", pattern.partition("(")[0])
-    words = [re.escape(word) for word in re.findall(r"[A-Za-z0-9]+", text)]
+    """Return a pattern for what these lines print before a number in the words of `pattern`, or shorter or longer ones, as "acc" for "accuracy"; None where it matches one, or none is near."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\\.|\[[^]]*\]", " ", pattern.partition("(")[0]).lower())
     if not words or any(re.search(pattern, line) for line in lines):
         return None
+    word = "[A-Za-z][A-Za-z0-9]*"
     near = re.compile(
-        rf"(?<![A-Za-z0-9_])({'[^A-Za-z0-9]{0,3}'.join(words)}[^A-Za-z0-9+-]{{0,5}})[+-]?\d", re.IGNORECASE
+        rf"(?<![A-Za-z0-9_]){word}(?:[^A-Za-z0-9]{{1,3}}{word}){{{len(words) - 1}}}[^A-Za-z0-9+-]{{0,5}}(?=[+-]?\d)"
     )
-    found = [match[1] for match in map(near.search, lines) if match]
-    return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if len(found) >= _NEAR_MISSES else None
+    labels = [label for line in lines for label in near.findall(line)]
+    found = [
+        label
+        for label in labels
+        if all(map(_alike, words, re.findall("[a-z0-9]+", label.lower()))) and labels.count(label) >= _NEAR_MISSES
+    ]
+    return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if found else None
+
+
+def _alike(one: str, other: str, *, least: int = 3) -> bool:
+    """Tell whether two words are the same, or one is how the other begins, of `least` letters or more (rule of thumb)."""
+    return one == other or (min(len(one), len(other)) >= least and (one.startswith(other) or other.startswith(one)))
 
 
 _SPLIT = "(?:val|valid|validation|eval|dev)"
@@ -112,7 +122,7 @@ def _told_of_near_miss(given: Repeatable, told: Path) -> Iterator[None]:
             better = near_miss(pattern, lines)
             if better is not None:
                 print(
-                    f"\nmetric={pattern!r} matches no line so far; for one with its words: {better!r}. Ctrl-C ends the run.",
+                    f"\nThe metric {pattern!r} matches no line so far; for one with its words: {better!r}. Ctrl-C ends the run.",
                     file=sys.stderr,
                 )
                 return
@@ -155,7 +165,7 @@ def open_program(
             shutil.rmtree(scratch, ignore_errors=True)
         if select == "train/loss" and LOGGED in _told(outcome):
             select = LOGGED
-        _check_metric(given, outcome, select, budget)
+        _check_metric(given, outcome, options.get("metric"), select, budget)
         config = _config(outcome, select=select, select_mode=mode)
         full = one_batch(outcome.facts["loop"])
         cut = steps is None and bool(outcome.facts["stopped"]) and not outcome.facts["diverged"]
@@ -230,27 +240,29 @@ def _told(outcome: Outcome) -> set[str]:
     return {"/".join(place_of(str(row["name"]))) for row in outcome.metrics}
 
 
-def _check_metric(command: Repeatable, outcome: Outcome, select: str, budget: Budget) -> None:
-    metric = select.split("/", 1)[1]
+def _check_metric(command: Repeatable, outcome: Outcome, metric: str | None, select: str, budget: Budget) -> None:
     if select == "train/loss" or select in _told(outcome):
         return
     told = sorted({str(row["name"]) for row in outcome.metrics})
     if budget.run_s is not None and outcome.facts["stopped"]:
         raise UsageError(
-            f"the budget of {budget.text} ended the first run after {outcome.updates} updates and a third of it, before the metric {metric!r} was "
-            "told. Give more time, or leave metric (--metric) out: the training loss is compared then."
+            f"the budget of {budget.text} ended the first run after {outcome.updates} updates and a third of it, before metric={metric!r} was "
+            "told. Give more time, or leave it out: the training loss is compared then."
         )
+    missed = str(metric) if command.patterns else f"{metric}(?!)"  # a name is no pattern, and matches nothing
+    better = near_miss(missed, outcome.tail.splitlines())
+    fits = f" {better!r} fits what it printed." if better else ""
     if command.patterns:
-        pattern = next(iter(command.patterns.values()))
-        better = near_miss(pattern, outcome.tail.splitlines())
-        fits = f" {better!r} fits what it printed." if better else ""
         raise UsageError(
-            f"metric={pattern!r} matches no line with a number that the program printed in {outcome.updates} updates.{fits} It printed "
+            f"metric={metric!r} matches no line with a number that the program printed in {outcome.updates} updates.{fits} It printed "
             f"last: {printed_last(outcome.tail)}"
         )
     raise UsageError(
-        f"metric={metric!r}: the program gave wb.log no such value{f'; it gave {told}' if told else ''}, and a pattern needs a group, 'val loss ([0-9.]+)'."
+        f"metric={metric!r}: the program gave wb.log no such value{f'; it gave {told}' if told else ''}.{fits or _GROUP}"
     )
+
+
+_GROUP = " A pattern for what it prints needs a group, 'val loss ([0-9.]+)'."
 
 
 class ProgramSession(Session):

@@ -49,11 +49,11 @@ def resolve_device(device: str) -> torch.device:
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"device={device!r} was asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices "
-            "here. Use device='cpu' or 'auto', or install a CUDA build of torch."
+            "here. Use device='cpu' or device='auto', or install a CUDA build of torch."
         )
     if resolved.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError(
-            f"device={device!r} was asked for, but torch {torch.__version__} has none here. Use 'cpu' or 'auto'."
+            f"device={device!r} was asked for, but torch {torch.__version__} has none here. Use device='cpu' or device='auto'."
         )
     return resolved
 
