@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openpyxl
 import pandas as pd
 import pytest
@@ -197,6 +198,8 @@ def test_a_watched_loop_shows_its_best_evaluation_wherever_studies_are_read(
     record = wb.open(tmp_path / "loop")
     assert record.best()[:2] == (3, 0.25), "NaN never wins, ties go to the earliest step"
     assert record.trials[["best_value", "best_step"]].to_numpy().tolist() == [[0.25, 3]]
+    (drawn,) = [line for line in wb.loop.plot(record).get_lines() if line.get_label() == "validation/loss"]
+    assert np.array_equal(drawn.get_ydata(), [0.5, np.nan, 0.25, 0.25, 0.3, 0.3], equal_nan=True)
     assert "Best validation/loss: 0.25, at step 3." in wb.summarise(record, run.diagnose())
     assert "Best" not in wb.summarise(wb.open(tmp_path / "blind"), run.diagnose())
     assert "lowest validation/loss 0.25 in trial 0 at lr 0.3, step 3" in study_sentence(record)

@@ -6,6 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.curves.clipping import max_grad_norm_of
+from workbench.curves.losses import selects_by_loss
+from workbench.curves.selection import selected_rows
 from workbench.curves.trial_curves import RecordLike
 from workbench.plots.style import (
     BAD,
@@ -35,10 +37,10 @@ _LINES = (
 def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "page", ax: Axes | None = None) -> Axes:  # noqa: ARG001
     """Draw loss, gradient norm before clipping and learning rate of the baseline against the update, on one logarithmic axis.
 
-    Healthy: the loss falls, the norm stays in one decade and mostly below the clip limit (thin line), the learning rate follows its
-    schedule to the end of the run. Sick: a norm that grows with every update, as where gradients are not zeroed; a norm that lies above
-    its limit all along; a learning rate that falls off the picture or climbs again. Values of 0 and below have no place on the axis. Marks
-    at the upper edge are evaluations.
+    Healthy: the loss falls, and an evaluated one (squares) with it, the norm stays in one decade and mostly below the clip limit (thin
+    line), the learning rate follows its schedule to the end of the run. Sick: a norm that grows with every update, as where gradients are
+    not zeroed; a norm that lies above its limit all along; a learning rate that falls off the picture or climbs again. Values of 0 and
+    below have no place on the axis. Marks at the upper edge are evaluations of other metrics.
 
     Source: F1.1 (what a loop should do), F4.9 (the limit), F3.5 (the schedule).
     """
@@ -61,9 +63,18 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "pag
         limit = max_grad_norm_of(record.config)
         if limit is not None:
             axes.axhline(limit, color=INK, linewidth=0.8, label=f"clipped above {short(limit)}")
+        best = selected_rows(record, int(steps["trial"].iloc[0]))
         evals = record.evals  # rows of training data are the package's own look at the same model
         evaluated = evals["step"][evals["split"] != "train"].unique() if "split" in evals else np.array([])
-        if evaluated.size:
+        if selects_by_loss(record) and len(best) and (best["value"] > 0).any():
+            name, values = (
+                str(record.config["select"]),
+                best["value"].where(best["value"] > 0).to_numpy(dtype=np.float64),
+            )
+            draw_curve(
+                axes, best["step"].to_numpy(), values, label=name, color=INK, marker="s", markersize=3, linewidth=0.8
+            )
+        elif evaluated.size:
             mark_steps(axes, np.asarray(evaluated, dtype=np.float64), label="evaluation", marker="|", color=INK)
             axes.margins(y=0.12)  # room for them above the curves
         log_scale(axes, "y")

@@ -18,7 +18,7 @@ TOPIC = Topic(
         Figure(
             name="loop",
             shows="Loss, gradient norm before clipping and learning rate against the update.",
-            caption="The norm belongs in one decade; the learning rate should reach the end of its schedule with the run. Marks at the upper edge are evaluations.",
+            caption="The norm belongs in one decade; the learning rate should reach the end of its schedule with the run. Squares, or marks at the upper edge, are evaluations.",
             numbers=lambda record, _: f"Gradients are clipped at a norm of {limit:g}, below which most updates should lie." if (limit := max_grad_norm_of(record.config)) is not None else "",
             codes=("loop.no_zero_grad", "loop.scheduler_unit", "clipping.aggressive"),
             draw=plot, facts="loop",
