@@ -234,7 +234,10 @@ def test_lab_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_diagnose_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["diagnose", "quadratic", "--steps", "20", "--out", "runs/q", "--note", "a look"]) == 0
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    assert cli.main(["diagnose", "quadratic", "--steps", "20", "--out", "runs/q", "--note", "a look", "--open"]) == 0
+    assert shown == [(tmp_path / "runs" / "q" / "report.html").as_uri()]
     out = capsys.readouterr().out
     assert "Diagnosis of quadratic" in out
     assert "wb.TrainConfig(" in out

@@ -48,15 +48,24 @@ def test_a_study_of_a_notebook_is_in_the_table_of_the_project(tmp_path: Path, mo
     assert wb.list_studies()["study"].tolist() == [record.path.name]
 
 
-def test_copies_of_notebooks_keep_what_was_done_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_notebooks_follow_their_originals_until_they_are_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notebooks").mkdir()
-    Path("notebooks/a.ipynb").write_text("one")
+    for name in "ab":
+        Path(f"notebooks/{name}.ipynb").write_text("old")
     assert working_copies(Path("notebooks")) == Path("my_notebooks")
     Path("my_notebooks/a.ipynb").write_text("changed")
-    Path("notebooks/b.ipynb").write_text("two")
+    Path("notebooks/c.ipynb").write_text("old")
     working_copies(Path("notebooks"))
-    assert [Path("my_notebooks", name).read_text() for name in ("a.ipynb", "b.ipynb")] == ["changed", "two"]
+    assert capsys.readouterr().out == "", "nothing newer was passed over"
+    for name in "abc":
+        Path(f"notebooks/{name}.ipynb").write_text("new")
+    working_copies(Path("notebooks"))
+    assert [Path(f"my_notebooks/{name}.ipynb").read_text() for name in "abc"] == ["changed", "new", "new"]
+    assert capsys.readouterr().out.startswith("Newer in notebooks, and kept as you changed them: a.ipynb. ")
+    assert Path("my_notebooks/.gitignore").read_text() == "*\n"
 
 
 NAMES = ["run1:try2", "s3:x", "[v2]", "org/model", "../../x", "/etc/x", "x" * 300, "-x", "..", "é" * 200]

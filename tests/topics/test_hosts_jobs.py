@@ -72,6 +72,7 @@ def test_a_bundled_workload_is_right_on_two_hosts(rehearsed: StudyRecord) -> Non
     assert [f.code for f in found] == list(CODES)
     assert {code: found[code].status for code in BUT_STRAGGLER} == dict.fromkeys(BUT_STRAGGLER, "ok")
     assert set(wb.hosts.areas(found).values()) == {"ok"}
+    assert found["hosts.checkpoint_writers"].value == 1, "the trainer's own checkpoints are seen"
 
 
 def test_the_study_is_the_training_of_one_process_with_its_facts_in_the_folder(

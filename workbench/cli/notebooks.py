@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import sys
@@ -107,10 +109,28 @@ def lab(args: argparse.Namespace) -> int:
 
 
 def working_copies(source: Path) -> Path:
-    """Copy what is not there yet of a folder of notebooks into one beside it, `my_notebooks`, and return that."""
+    """Return the folder `my_notebooks` beside `source`, with copies of its files: one that is as it was copied follows its original, one that was changed stays."""
+    from workbench.record.folder import write_json
+
     target = source.resolve().parent / "my_notebooks"
     target.mkdir(exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and not (target / path.name).exists():
-            shutil.copy2(path, target / path.name)
+    (target / ".gitignore").write_text("*\n")
+    as_copied, kept = target / ".copied.json", []
+    known = json.loads(as_copied.read_text()) if as_copied.exists() else {}
+    for path in sorted(path for path in source.iterdir() if path.is_file()):
+        copy, new = target / path.name, _hash(path)
+        if not copy.exists() or _hash(copy) in (new, known.get(path.name)):
+            shutil.copy2(path, copy)
+            known[path.name] = new
+        elif known.get(path.name, new) != new:
+            kept.append(path.name)
+    write_json(as_copied, known)
+    if kept:
+        print(
+            f"Newer in {source}, and kept as you changed them: {', '.join(kept)}. Rename or delete a copy to get the new one."
+        )
     return Path(os.path.relpath(target))
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

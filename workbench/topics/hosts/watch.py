@@ -74,10 +74,11 @@ class HostsWatch:
         self._patches = patches = Patches()
         models, buffers, loaders = ModelWatch(state, patches), BufferWatch(state), LoaderWatch(state, patches)
         updates = UpdateWatch(state, patches, models, stop_after)
-        trainer = TrainerWatch(state, patches, updates, loaders, buffers)
+        files = FileWatch(state, patches)
+        trainer = TrainerWatch(state, patches, updates, loaders, buffers, files=files)
         self._watches: list[Any] = [
             models, updates, buffers, CollectiveWatch(state, patches, trainer.install), loaders, DrawWatch(state, patches),
-            FileWatch(state, patches), SpawnWatch(state, patches, refused=launched),
+            files, SpawnWatch(state, patches, refused=launched),
         ]  # fmt: skip
         self._began = time.perf_counter()
         self._open = True
@@ -199,11 +200,11 @@ class FileWatch:
         if any(c in mode for c in "wax+") if isinstance(mode, str) else by_flags:
             self._busy = True
             try:
-                self._note(path, None)
+                self.note(path, None)
             finally:
                 self._busy = False
 
-    def _note(self, path: Any, kind: str | None) -> None:
+    def note(self, path: Any, kind: str | None) -> None:
         """Write down that a file is opened for writing; a `kind` of None is what its name says."""
         full = os.path.abspath(os.fsdecode(path))
         if _NEVER.search(full) or (_OWN.match(Path(full).name) and Path(full).parent == self._state.folder):
@@ -226,7 +227,7 @@ class FileWatch:
         if isinstance(path, (str, os.PathLike)) and self._state.here:
             self._state.tick("saving")
             self._checkpoint()
-            self._note(path, "checkpoint")
+            self.note(path, "checkpoint")
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -267,9 +268,16 @@ class TrainerWatch:
     """The same facts of `workbench.Trainer`, which updates all parameters at once and by no torch optimizer; nothing of it is loaded otherwise."""
 
     def __init__(
-        self, state: State, patches: Patches, updates: UpdateWatch, loaders: LoaderWatch, buffers: BufferWatch
+        self,
+        state: State,
+        patches: Patches,
+        updates: UpdateWatch,
+        loaders: LoaderWatch,
+        buffers: BufferWatch,
+        *,
+        files: FileWatch,
     ) -> None:
-        self._state, self._patches = state, patches
+        self._state, self._patches, self._files = state, patches, files
         self._updates, self._loaders, self._buffers = updates, loaders, buffers
         self._installed = False
         self.install()
@@ -284,6 +292,7 @@ class TrainerWatch:
         self._patches.wrap(run, "Step", self._on_step)
         self._patches.before(run, "clip_by_norm", self._on_clip)
         self._patches.before(run, "Checkpoint", self._on_checkpoint)
+        self._patches.before(sys.modules["workbench.train.checkpoint"], "save_file", self._on_save)
         self._patches.wrap(sys.modules["workbench.train.batches"], "_positions", self._on_positions)
         self._patches.wrap(sys.modules[f"{distributed}.process_group"].HostGroup, "sum_and_gather", self._on_sum)
         self._patches.wrap(sys.modules[f"{distributed}.data_parallel"], "evaluate_shard", self._on_shard)
@@ -306,6 +315,9 @@ class TrainerWatch:
         mean, var = "running_mean", "running_var"
         layers = [(model[name], model[name.removesuffix(mean) + var]) for name in model if name.endswith(mean)]
         self._buffers.note(layers, "checkpoint")
+
+    def _on_save(self, _: Any, path: Path) -> None:
+        self._files.note(path, "checkpoint")
 
     def _on_positions(self, original: Any, examples: int, config: Any, whole: int, *args: Any) -> Iterator[Tensor]:
         for order in original(examples, config, whole, *args):
