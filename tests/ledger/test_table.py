@@ -220,6 +220,27 @@ def test_a_watched_loop_shows_its_best_evaluation_wherever_studies_are_read(
     assert any(re.fullmatch("verdict +fail loop.* fail loop.*", row) for row in rows), "also where both are the same"
 
 
+@pytest.mark.parametrize(
+    ("logged", "chosen", "best"),
+    [
+        ({"iou_loss": (0.2, 0.1, 0.3), "mAP": (0.2, 0.5, 0.1)}, ("validation/iou_loss", "min"), 0.1),
+        ({"test_loss": (0.1, 0.2, 0.3), "val_top1": (0.2, 0.5, 0.1)}, ("validation/top1", "max"), 0.5),
+        ({"reward": (1.0, -2.0, 3.0), "epoch_seconds": (1.0, 2.0, 3.0)}, ("validation/reward", "max"), 3.0),
+        ({"lr": (0.1, 0.2, 0.3), "train_accuracy": (0.1, 0.2, 0.3)}, ("train/loss", "min"), None),
+    ],
+)
+def test_what_is_best_is_told_by_the_name_of_what_is_logged(
+    logged: dict[str, tuple[float, ...]], chosen: tuple[str, str], best: float | None, tmp_path: Path
+) -> None:
+    model = torch.nn.Linear(3, 1)
+    with wb.watch(model, torch.optim.SGD(model.parameters(), lr=0.3), out=tmp_path / "loop") as run:
+        for values in zip(*logged.values(), strict=True):
+            run.log(**dict(zip(logged, values, strict=True)))
+    record = wb.open(tmp_path / "loop")
+    assert (record.config["select"], record.config["select_mode"]) == chosen
+    assert record.trials["best_value"].dropna().tolist() == ([] if best is None else [best])
+
+
 def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

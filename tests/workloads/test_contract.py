@@ -112,7 +112,20 @@ def test_data_are_counted_and_held_against_the_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", ["accuracy", "top5_accuracy", "top2", "top_5", "-top5_error", "f1", "macro_auc", "-error", "-distance"]
+    "metric",
+    [
+        "accuracy",
+        "top5_accuracy",
+        "top2",
+        "top_5",
+        "-top5_error",
+        "f1",
+        "macro_auc",
+        "mAP",
+        "-iou_loss",
+        "-error",
+        "-distance",
+    ],
 )
 def test_the_smallest_accuracy_is_not_what_anybody_wants(metric: str) -> None:
     workload = make(metrics={metric.lstrip("-"): len})

@@ -12,6 +12,7 @@ import pandas as pd
 from workbench.errors import RecordError, UsageError
 from workbench.logs.columns import Names, RawLog
 from workbench.logs.series import Series, in_order, thinned
+from workbench.record.metrics import larger_is_better
 from workbench.record.read import EVAL_COLUMNS, StudyRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
@@ -21,7 +22,6 @@ _RISEN = 0.99  # share of the peak at which a warmup counts as over (rule of thu
 _MOST_RESTARTS = 50
 _MOST_ROWS = 100_000
 """Longer logs are seen as means over so many steps that this many are left: what a few steps of a million do is no verdict on it."""
-_BETTER_HIGH = ("acc", "accuracy", "f1", "auc", "auroc", "map", "r2", "bleu", "iou")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ def _select(runs: Sequence[Run]) -> dict[str, Any]:
     there = set.intersection(*(set(run.held) for run in runs))
     if ("validation", "loss") not in there:
         for split, metric in sorted(there):
-            if split == "validation" and set(metric.split("_")) & set(_BETTER_HIGH):
+            if split == "validation" and larger_is_better(metric):
                 return {"select": f"{split}/{metric}", "select_mode": "max"}
     return {"select": "validation/loss", "select_mode": "min"}
 

@@ -33,6 +33,7 @@ from workbench.programs.trainer import (
 )
 from workbench.progress import interruptible, progress_bar
 from workbench.record.folder import default_folder, read_json, unfinished
+from workbench.record.metrics import larger_is_better
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter
 from workbench.studies.budget import Budget
@@ -40,7 +41,6 @@ from workbench.studies.session import Session, say_resumed
 
 LOGGED = "validation/loss"
 """What runs are compared by where it is logged and nothing else was asked for."""
-_MAXIMISED = re.compile(r"acc|accuracy|auc|bleu|f1|iou|map|precision|r2|recall|reward|return|score|top\d+")
 
 
 def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str, str]:
@@ -56,8 +56,7 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
             f"metric={metric!r} is not a regular expression ({error}); an example: 'val loss ([0-9.]+)'."
         ) from error
     label = re.sub(r"\W+", "_", re.split(r"\(", metric)[0]).strip("_").lower() or "metric"
-    words = re.split(r"_", label)
-    mode = mode or ("max" if any(map(_MAXIMISED.fullmatch, words)) else "min")
+    mode = mode or ("max" if larger_is_better(label) else "min")
     if groups == 0 and re.fullmatch(r"\w+", metric):
         return {}, "/".join(place_of(metric)), mode  # the program gives it to wb.log
     if groups == 0:

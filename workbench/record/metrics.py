@@ -5,6 +5,7 @@ Row k of `.steps` shows the state that update k starts from, and the lr that it 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,16 @@ METRICS: dict[str, tuple[str, str]] = {
     "server_requests": ("requests", "per server: answered for an update, mean since it was asked last; on a cadence"),
 }
 """Names of `.steps` -> unit, and what is measured when; a per-tensor or per-module metric is `name/where`. A hook of the user's own writes `user/name`."""
+
+
+_LARGER = re.compile(
+    r"accuracy|(^|_)(acc|auc|auroc|bleu|correct|f1|iou|kappa|map|mcc|mrr|ndcg|precision|psnr|r2|recall|return|reward|score|ssim)(_|$|\d)|(^|_)top_?(k|\d+)"
+)
+
+
+def larger_is_better(name: str) -> bool:
+    """Tell by its name whether an evaluated metric is one that nobody wants small, as "top1_acc" and unlike "iou_loss" (rule of thumb)."""
+    return bool(_LARGER.search(name.lower())) and not name.lower().endswith(("loss", "err", "error"))
 
 
 def passed_over(steps: Any) -> NDArray[np.bool_]:

@@ -1,19 +1,13 @@
 """What can be said about a workload before and at its first step; the trainer calls these."""
 
-import re
-
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, UnknownNameError, UsageError, WorkloadError, nearest
+from workbench.record.metrics import larger_is_better
 from workbench.workloads.base import Workload
-
-LARGER_IS_BETTER = re.compile(
-    r"accuracy|(^|_)(acc|auc|auroc|f1|recall|precision|bleu|iou|r2|score|correct|ndcg|mrr|psnr|ssim|mcc|kappa)(_|$|\d)|(^|_)top_?(k|\d+)$"
-)
-"""Names of metrics that nobody wants small (rule of thumb)."""
 
 
 def check_workload(workload: object) -> Workload:
@@ -71,7 +65,7 @@ def check_selection(workload: Workload, config: TrainConfig) -> None:
             f"workload {workload.name!r} has no select={config.select!r}.{nearest(config.select, allowed)}"
         )
     metric = config.select.split("/", 1)[1]
-    if config.select_mode == "min" and LARGER_IS_BETTER.search(metric.lower()):
+    if config.select_mode == "min" and larger_is_better(metric):
         raise ConfigError(
             f"select={config.select!r} with select_mode='min' takes the checkpoint with the smallest {metric}. Write "
             "select_mode='max'; if smaller really is better, give the metric another name."

@@ -27,10 +27,10 @@ from workbench.instruments.rows import Value
 from workbench.instruments.taps import TAPS
 from workbench.programs.own_config import own_config, own_threshold
 from workbench.record.folder import read_json, write_json
+from workbench.record.metrics import larger_is_better
 from workbench.record.read import TrialRecord
 from workbench.record.roles import Role
 from workbench.record.write import StudyWriter, TrialWriter
-from workbench.workloads.checks import LARGER_IS_BETTER
 
 FLUSH_SECONDS = 1.0
 """Between two writes to disk, each of which costs some milliseconds; more where the disk or the machine is slow, so that they take a four-hundredth of the time and of the processor's."""
@@ -198,7 +198,7 @@ class WatchedRun:
             return
         rows = [(*split_of(name, split), number(value)) for name, value in values.items()]
         for place, metric, value in rows:
-            score = LARGER_IS_BETTER.search(metric.lower())
+            score = larger_is_better(metric)
             if place != "train" and math.isfinite(value) and (score or metric.endswith("loss")):
                 one = {"best_value": value, "best_step": self._observer.updates}
                 old = self._best.setdefault((f"{place}/{metric}", "max" if score else "min"), one)

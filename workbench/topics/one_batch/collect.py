@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
+from workbench.record.metrics import larger_is_better
 from workbench.topics.one_batch.batch import OneBatch, first_batch
 from workbench.topics.one_batch.losses import find_loss
 from workbench.topics.one_batch.probes import (
@@ -27,7 +28,6 @@ from workbench.train.gradients import LoopGradients, needs_gradient
 from workbench.train.optimizers import make_updater
 from workbench.train.rng import isolated_rng, seed_all
 from workbench.workloads.base import Workload
-from workbench.workloads.checks import LARGER_IS_BETTER
 
 FACTORS = (1.0, 10.0, 0.1, 100.0, 0.01, 1000.0)  # of the person's own lr, in the order in which they are tried
 ADAM_LRS = (1e-3, 1e-2)  # tried last: Adam's step does not depend on the scale of the gradient (rule of thumb)
@@ -95,7 +95,7 @@ def _fit(one: OneBatch, config: TrainConfig) -> dict[str, Any]:
     return {
         "examples": few.examples, "parameters": stack.values.numel(), "informative": informative, "runs": runs,
         "cut_short": len(runs) < len(ladder) and furthest < SOME,
-        "larger_is_better": [name for name in one.workload.metrics if LARGER_IS_BETTER.search(name.lower())],
+        "larger_is_better": list(filter(larger_is_better, one.workload.metrics)),
         "without_gradient": [name for name, seen in zip(stack.names, moved.tolist(), strict=True) if not seen],
     }  # fmt: skip
 
