@@ -178,12 +178,12 @@ def test_a_column_of_a_paper_has_small_letters_and_nothing_on_the_data(
 
 
 @every_figure
-def test_a_legend_of_many_entries_is_below_the_axes_of_a_figure_that_makes_room(name: str) -> None:
+def test_a_legend_is_below_the_axes_of_a_figure_that_makes_room(name: str) -> None:
     figure = Figure(figsize=(10, 8), layout="constrained")
     (ax, _), (under, _) = figure.subplots(2, 2)
     legend = FIGURES[name](study(), diagnosis(), ax).get_legend()
     figure.draw_without_rendering()
-    if len(legend.get_texts()) > 4:
+    if legend is not None:
         box = legend.get_window_extent()
         assert under.bbox.y1 < box.y0 < box.y1 < ax.bbox.y0
         assert box.x1 < figure.bbox.width

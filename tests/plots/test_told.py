@@ -62,3 +62,26 @@ def test_seeds_of_one_lr_are_one_entry_of_a_legend() -> None:
     record.steps = pd.concat([record.steps.assign(trial=k) for k in range(4)])
     ax = wb.lr_sweep.plot_loss_curves(record, trials=range(4), mark=float(record.trials["peak_lr"].iloc[0]), ax=axes())
     assert [label.partition(": ")[2] for label in labels(ax)] == ["4 seeds"]
+
+
+def test_a_shading_is_named_where_it_is_wide_enough_to_be_seen() -> None:
+    found, record = diagnosis(), study()
+    edge = found["lr.unstable"]
+    for lower, seen in ((edge.value / 1.02, False), (edge.value / 2, True)):
+        bracket = replace(edge, evidence=edge.evidence | {"lower": lower, "upper": edge.value * 1.02})
+        told = replace(found, findings=tuple(bracket if f.code == "lr.unstable" else f for f in found))
+        assert any("not tried" in label for label in labels(wb.lr_sweep.plot(record, told, ax=axes()))) == seen
+
+
+def test_a_loss_that_leaps_is_drawn_calm_over_a_band_and_another_one_as_it_is() -> None:
+    """Bursts of 12 of 40 steps to a million times the loss; beside it noise of a few per cent."""
+    steps = np.arange(1000)
+    noise = 1 + 0.05 * np.random.default_rng(0).standard_normal(1000)
+    leaps = np.where((steps % 40 < 12) & (steps > 100), 1e6, 1.0) * 1e-6 * noise
+    for losses, moves in ((leaps, 4), (noise, 0)):
+        record = one_trial(losses)
+        ax = wb.lr_sweep.plot_loss_curves(record, trials=[0], ax=axes())
+        drawn = np.asarray(ax.lines[0].get_ydata(), dtype=float)
+        assert (np.abs(np.diff(np.log10(drawn))) > 0.5).sum() <= moves
+        assert len(ax.lines) == len(ax.collections) == 1, "the median and its band"
+    assert np.ptp(drawn) > 0.02, "a calm loss keeps what can be seen of it"

@@ -1,4 +1,4 @@
-"""Training losses: one trial's curve over its faint raw values, trials of any studies together, and a y axis on which all can be read."""
+"""Training losses: one trial's curve over a band of its values, trials of any studies together, and a y axis on which all can be read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
+from scipy.ndimage import percentile_filter
 
 from workbench.curves.smoothing import running_median
 from workbench.curves.trial_curves import RecordLike as Record
@@ -16,6 +17,7 @@ from workbench.plots.style import (
     BAD,
     BASELINE,
     LARGEST,
+    MAX_COLUMNS,
     PALETTE,
     STYLES,
     Size,
@@ -31,8 +33,8 @@ from workbench.plots.style import (
 Floats = NDArray[np.float64]
 SHARE, WIDEST = 50, 65
 """A curve is smoothed by the median of one step in `SHARE`, of at most `WIDEST` (rule of thumb); one of fewer steps is not."""
-MOST_DECADES = 0.75
-"""Of the mean step from one raw loss to the next, up to which raw losses are drawn: lines of more fill the picture (rule of thumb)."""
+MOST_STROKES = 4
+"""Steps in which a smoothed loss moves by more than a factor of three; of more, the median is taken over more steps (rule of thumb): they hatch the picture."""
 OTHERS = "other learning rates"
 
 
@@ -49,8 +51,8 @@ def draw_trial_loss(
 ) -> Line2D | None:
     """Draw one trial's training loss in the style number `index`, called by its lr or `label`; None where it has no finite loss.
 
-    The line is the centred median of a `SHARE`th of the steps, over the faint raw values. Those `behind` the others are grey, under one
-    label.
+    The line is the centred median of a `SHARE`th of the steps, or of more where that jumps, over a faint band that holds 80 % of the
+    losses of as many. Those `behind` the others are grey, under one label.
     """
     steps, losses = curve(record, trial, "loss")
     losses = drawable(losses)
@@ -59,7 +61,10 @@ def draw_trial_loss(
         return None
     smoothed = losses.copy()
     width = min(losses.size // SHARE, WIDEST) | 1
-    smoothed[finite] = running_median(losses[finite], width)
+    smoothed[finite], wide = running_median(losses[finite], width), width
+    while wide < losses.size // 4 and _strokes(smoothed[finite]) > MOST_STROKES:
+        wide = 2 * wide + 1
+        smoothed[finite] = running_median(losses[finite], wide)
     if finite.all() and 1 < width < losses.size:
         smoothed[-(width // 2) :] = smoothed[-(width // 2) - 1]  # not the one raw loss of the last step
     if behind:
@@ -70,10 +75,11 @@ def draw_trial_loss(
     ratio = "" if np.isnan(relative_to) else ratio
     name, key = label or f"lr {short(lr)}", f"{index}.{trial}" if label.startswith("_") else str(index)
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
-    if not np.array_equal(smoothed, losses, equal_nan=True) and _decades_a_step(losses[finite]) < MOST_DECADES:
-        draw_curve(
-            ax, steps, losses, color=color, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1.9, label=f"_raw {key}"
-        )
+    if width > 1 and not label.startswith("_"):
+        low, high = (percentile_filter(losses[finite], rank, size=wide, mode="nearest") for rank in (10, 90))
+        thin = slice(None, None, max(1, losses.size // MAX_COLUMNS))
+        band = ax.fill_between(steps[finite][thin], low[thin], high[thin], color=color, alpha=0.15, linewidth=0, zorder=1.9)  # fmt: skip
+        band.set_gid(key)
     label, over = f"{name}{ratio}" + (f": {note}" if note else ""), 2.5 - 0.01 * index
     line = draw_curve(ax, steps, smoothed, color=color, linestyle=style, linewidth=1.1, zorder=over, label=label)
     line.set_gid(key)
@@ -84,10 +90,10 @@ def draw_trial_loss(
     return line
 
 
-def _decades_a_step(losses: Floats) -> float:
-    """Return by how many powers of ten losses move from one step to the next, on average; what a millionth of the first is left of counts alike."""
-    floor = max(1e-6 * float(losses[0]), np.finfo(np.float64).tiny)
-    return float(np.abs(np.diff(np.log10(np.maximum(losses, floor)))).mean())
+def _strokes(losses: Floats) -> int:
+    """Return in how many steps losses move by more than a factor of three, between a millionth of the first and ten times as much as it: what is drawn."""
+    first = max(abs(float(losses[0])), np.finfo(np.float64).tiny)
+    return int((np.abs(np.diff(np.log10(np.clip(losses / first, 1e-6, 10.0)))) > np.log10(3)).sum())
 
 
 def loss_axes(ax: Axes, curves: Sequence[Line2D], *, title: str) -> None:
@@ -153,7 +159,6 @@ def _raise_to_floor(ax: Axes, curves: Sequence[Line2D], floor: float) -> None:
 
 def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
     """Mark where each curve first rises above `top`, and say in its label how far it goes; one that ends no lower than it began ends there."""
-    raw = {line.get_label(): line for line in ax.lines if str(line.get_label()).startswith("_raw")}
     for line in curves:
         x, y = (np.asarray(data, dtype=np.float64) for data in line.get_data())
         beyond = np.flatnonzero(np.nan_to_num(y, nan=-np.inf) > top)
@@ -164,11 +169,9 @@ def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
             ax.plot(x[beyond[0]], top, "^", color=line.get_color(), markersize=8, clip_on=False, zorder=6)
             known = y[np.isfinite(y)]
             if np.median(known[-len(known) // 10 :]) >= known[0]:
-                for drawn in (line, raw.get(f"_raw {line.get_gid()}")):
-                    if drawn is not None:
-                        kept = np.asarray(drawn.get_ydata(), dtype=np.float64).copy()
-                        kept[beyond[0] + 1 :] = np.nan
-                        drawn.set_ydata(kept)
+                line.set_ydata(np.where(np.arange(y.size) > beyond[0], np.nan, y))
+                for band in [found for found in ax.collections if found.get_gid() == line.get_gid()]:
+                    band.remove()
     for end in _ends(ax):
         end.set_ydata(np.minimum(np.asarray(end.get_ydata(), dtype=np.float64), top))
         end.set_clip_on(False)

@@ -69,8 +69,6 @@ POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3}
 
 _EXPONENT = re.compile(r"e\+?(-?)0*")
 
-MOST_INSIDE = 4
-"""Entries up to which a legend may stand inside the axes of a figure that is not the workbench's own (rule of thumb): more hide the data."""
 MAX_SEARCHED_POINTS = 50_000
 """Above this many drawn points the legend goes to the upper right: the search for free space gets slow."""
 
@@ -237,18 +235,16 @@ def ticks_at(ax: Axes, sizes: Sequence[float], *, margin: float | None = None) -
 
 
 def legend(ax: Axes, handles: Sequence[Any] | None = None) -> None:
-    """Add a legend when something in `ax` has a label: below the axes of a `HouseFigure`, which grows by it, else where it covers least.
+    """Add a legend when something in `ax` has a label: below the axes, where the figure's layout makes room for it, else where it covers least.
 
-    One of many entries goes below the axes of another figure as well, where the figure's layout makes room for it.
+    A `HouseFigure` grows by it.
     """
     handles = ax.get_legend_handles_labels()[0] if handles is None else handles
     figure = ax.get_figure(root=True)
     if not handles or figure is None:
         return
     house = isinstance(figure, HouseFigure)
-    if not house and not (
-        len(handles) > MOST_INSIDE and isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)
-    ):
+    if not house and not isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
         points = sum(len(np.atleast_1d(line.get_xdata())) for line in ax.lines)
         ax.legend(handles=handles, loc="best" if points < MAX_SEARCHED_POINTS else "upper right")
         return

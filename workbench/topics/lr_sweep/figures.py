@@ -31,6 +31,7 @@ from workbench.record.roles import Role
 ABOVE, SPACING = 3, 1.4
 """Learning rates that are drawn above lr* ("just above" has no number in F1.7), and the ratio between neighbours: half a grid step of factor
 two (rules of thumb)."""
+SEEN = 0.02  # share of the axis from which on a shading is wider than the line in it (rule of thumb)
 MOST = 8  # learning rates that are drawn where lr* is not known: more cannot be told apart (rule of thumb)
 
 
@@ -62,9 +63,6 @@ def plot_lr_sweep(
         axes.set(title="Final training loss vs learning rate", **labels)
         short_runs = _draw_short_runs(axes, record)
         curves = _draw_points(axes, points)
-        _mark_found(axes, record, diagnosis)
-        if mark is not None:
-            axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"lr {short(mark)}", zorder=1.5)
         lrs = [
             *points["lr"],
             *(lr for line in short_runs for lr in np.atleast_1d(line.get_xdata())),
@@ -72,6 +70,9 @@ def plot_lr_sweep(
         ]
         axes.set_xlim(min(lrs) / 1.5, max(lrs) * 1.5)
         log_scale(axes, "x")
+        _mark_found(axes, record, diagnosis)
+        if mark is not None:
+            axes.axvline(mark, color=PALETTE[4], linewidth=5, alpha=0.35, label=f"lr {short(mark)}", zorder=1.5)
         axes.margins(y=0.12)
         if not curves:
             axes.set_yticks([])
@@ -189,7 +190,7 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
         value = number(found.value if found else None)
         if found is not None and np.isfinite(value):
             low, high = (number(found.evidence.get(end)) for end in ends)
-            shaded = np.isfinite([low, high]).all()
+            shaded = high / low > float(np.divide(*ax.get_xlim()[::-1])) ** SEEN
             if shaded:
                 ax.axvspan(low, high, color=color, alpha=0.15, linewidth=0)
             text = (label if shaded else label.partition(" (")[0]).format(short(value))

@@ -104,7 +104,7 @@ TOPIC = Topic(
         ),
         Figure(
             name="loss-curves",
-            shows="Training loss against step.",
+            shows="Training loss against step: the median of neighbouring steps, over a band that holds 80 % of their losses.",
             caption="A curve that goes up for a stretch, jumps, or ends in a cross shows instability; curves that only wobble "
             "around a level do not.",
             codes=("stability.early", "stability.mid", "stability.divergent"),
