@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,24 @@ def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
     words = re.findall(r"[a-z0-9]+", re.sub(r"\\.|\[[^]]*\]", " ", pattern.partition("(")[0]).lower())
     if not words or any(re.search(pattern, line) for line in lines):
         return None
+    return _printed(lines, len(words), lambda *printed: all(map(_alike, words, printed)))
+
+
+def printed_metric(lines: Sequence[str]) -> str | None:
+    """Return the pattern of a validation loss that these lines print, None where fewer than two of them do."""
+    return _printed(lines, 2, lambda *words: "loss" in words and any(map(_VALIDATION.fullmatch, words)))
+
+
+_VALIDATION = re.compile("val|valid|validation|eval|dev")
+
+
+def _printed(lines: Sequence[str], words: int, fits: Callable[..., bool]) -> str | None:
+    """Return the pattern of a number that two of these lines or more print after so many words that fit, None without one."""
     word = "[A-Za-z][A-Za-z0-9]*"
-    near = re.compile(
-        rf"(?<![A-Za-z0-9_]){word}(?:[^A-Za-z0-9]{{1,3}}{word}){{{len(words) - 1}}}[^A-Za-z0-9+-]{{0,5}}(?=[+-]?\d)"
-    )
-    labels = [label for line in lines for label in near.findall(line)]
+    before = rf"(?<![A-Za-z0-9_]){word}(?:[^A-Za-z0-9]{{1,3}}{word}){{{words - 1}}}[^A-Za-z0-9+-]{{0,5}}(?=[+-]?\d)"
+    labels = [label for line in lines for label in re.findall(before, line)]
     found = [
-        label
-        for label in labels
-        if all(map(_alike, words, re.findall("[a-z0-9]+", label.lower()))) and labels.count(label) >= _NEAR_MISSES
+        each for each in labels if labels.count(each) >= _NEAR_MISSES and fits(*re.findall("[a-z0-9]+", each.lower()))
     ]
     return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if found else None
 
@@ -90,18 +99,6 @@ def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
 def _alike(one: str, other: str, *, least: int = 3) -> bool:
     """Tell whether two words are the same, or one is how the other begins, of `least` letters or more (rule of thumb)."""
     return one == other or (min(len(one), len(other)) >= least and (one.startswith(other) or other.startswith(one)))
-
-
-_SPLIT = "(?:val|valid|validation|eval|dev)"
-_VALIDATION = re.compile(rf"\b((?:{_SPLIT}[ _/-]{{0,2}}loss|loss[ _/-]{_SPLIT})\W{{0,4}})[+-]?\d+\.", re.IGNORECASE)
-
-
-def printed_metric(lines: Sequence[str]) -> str | None:
-    """Return the pattern of a validation loss that these lines print, None where fewer than two of them do."""
-    found = [match[1] for match in map(_VALIDATION.search, lines) if match]
-    if len(found) < _NEAR_MISSES or found.count(found[-1]) < _NEAR_MISSES:
-        return None
-    return re.sub(r"\\(?=[ =:])", "", re.escape(found[-1])) + "([0-9.eE+-]+)"
 
 
 @contextmanager
