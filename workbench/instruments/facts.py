@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class LoopFacts:
         self.survival = self.parameters.survival
         self.updates, self.ended, self.given = 0, False, 0
         self.strangers: dict[str, dict[str, Any]] = {}  # steps of optimizers that are not observed
+        self._kinds = weakref.WeakKeyDictionary[Optimizer, str]()
         self._mine: set[int] = set()  # parameters of those that are
         self.near = True  # whether everything is looked at
         self._nears = 0
@@ -201,13 +203,14 @@ class LoopFacts:
 
     def stepped_elsewhere(self, optimizer: Optimizer, observed: Iterable[Optimizer]) -> None:
         """Take in that an optimizer steps that is not observed, on the "same" parameters as those that are, or on "others"."""
-        self._mine = self._mine or set().union(*map(identities, observed))
-        kind = "others" if identities(optimizer).isdisjoint(self._mine) else "same"
-        if kind not in self.strangers:
-            self.strangers[kind] = {"line": own_line(), "steps": 0, "in_a_row": 0, "after": self.updates, "began": 0}
-        if self.near:
+        if optimizer not in self._kinds:
+            self._mine = self._mine or set().union(*map(identities, observed))
+            kind = "others" if identities(optimizer).isdisjoint(self._mine) else "same"
+            self._kinds[optimizer] = kind
             self.parameters.elsewhere(optimizer)
-        row = self.strangers[kind]
+            if kind not in self.strangers:
+                self.strangers[kind] = {"line": own_line(), "steps": 0, "in_a_row": 0, "after": 0, "began": 0}
+        row = self.strangers[self._kinds[optimizer]]
         if row["after"] != self.updates:
             row |= {"after": self.updates, "began": row["steps"]}
         row["steps"] += 1

@@ -50,11 +50,12 @@ def _no_step(facts: Facts) -> Finding:
     if stepped >= given and facts["updates"]:
         return say("ok", "The optimizer steps." if given == 1 else "All optimizers step.")
     others, backwards = facts.get("strangers", {}), f"{order['backwards']} backward passes"
-    none = (
-        "no step of the optimizer given to wb.watch"
-        if given == 1
-        else f"of {given} optimizers given to wb.watch {stepped} step"
-    )
+    none, whose = "no step of the optimizer given to wb.watch", "its parameters"
+    if given > 1:
+        none, whose = (
+            f"steps of {stepped or 'none'} of the {given} optimizers given to wb.watch",
+            "the parameters of the others",
+        )
     if "same" in others:
         return say(
             "warn", f"{backwards}, and {none}: another optimizer steps on the same parameters ({others['same']['line']}).",
@@ -67,7 +68,7 @@ def _no_step(facts: Facts) -> Finding:
             advice=["Give wb.watch the model and the optimizer that train: what they do was not looked at."],
         )  # fmt: skip
     return say(
-        "fail", f"{backwards}, and {none}{at(order['lines'], 'backward')}: its parameters are not trained{f'; {apart}' * bool(apart)}.",
+        "fail", f"{backwards}, and {none}{at(order['lines'], 'backward')}: {whose} are not trained{f'; {apart}' * bool(apart)}.",
         advice=["Call optimizer.step() after loss.backward()."],
     )  # fmt: skip
 
