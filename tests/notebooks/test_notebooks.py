@@ -69,6 +69,10 @@ def test_it_is_question_imports_parameters_study_diagnosis_figure(path: Path) ->
     assert [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])] == [parameters]
     assert all(isinstance(node, ast.AnnAssign) for node in ast.parse(parameters.source).body)
     assert all(parameter.help for parameter in describe_notebook(path).parameters)
+    passed_over = [cell for cell in cells if "nbval-ignore-output" in cell.metadata.get("tags", [])]
+    assert not passed_over or path.stem == "15_parameter_server", (
+        "nbval compares every verdict but those of measured rates"
+    )
     assert cells[-1].cell_type == "code"
     assert any("text/markdown" in output.get("data", {}) for output in cells[-1].outputs), "the answer is the last cell"
     shown = {kind for cell in cells[-3:] for output in cell.get("outputs", []) for kind in output.get("data", {})}
