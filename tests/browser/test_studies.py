@@ -92,6 +92,13 @@ def test_filter_sort_open_compare_and_copy_by_mouse(panel: Locator, desk: Desk) 
     expect(status(panel)).to_contain_text("2 are compared below")
     compared = panel.get_by_role("region", name="comparison")
     expect(compared.get_by_role("img")).to_be_visible()
+    bar, whole, drawn = (
+        part.evaluate("part => part.getBoundingClientRect().toJSON()")
+        for part in (panel.get_by_label("filter studies"), compared, compared.get_by_role("img"))
+    )
+    assert drawn["left"] > whole["left"] + 200, "the curves stand beside the table"
+    assert drawn["bottom"] - bar["top"] < 650, "studies, numbers and curves are in one window"
+    desk.screenshot("studies-compared-top")
     compared.scroll_into_view_if_needed()
     desk.screenshot("studies-compared")
     assert serious(desk.page, ".wb-studies") == []

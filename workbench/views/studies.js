@@ -391,8 +391,10 @@ function render({ model, el }) {
     });
     comparison.replaceChildren(
       make("h4", { textContent: names.join(" vs ") }), make("p", { textContent: said }),
-      make("div", { className: "wb-wide", tabIndex: 0 }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines))),
-      make("div", { className: "wb-picture" }), close,
+      make("div", { className: "wb-beside" },
+        make("div", { className: "wb-wide", tabIndex: 0 }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines))),
+        make("div", { className: "wb-picture" })),
+      close,
     );
     drawCurves();
   }
