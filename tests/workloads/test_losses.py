@@ -48,7 +48,7 @@ def test_a_class_out_of_range_is_named(value: int, highest: int) -> None:
 @pytest.mark.parametrize(
     ("targets", "fix"),
     [
-        ([0, 1, 4], "Give the model 5 outputs: the classes are 0 to 4."),
+        ([0, 1, 4], "Give the model at least 5 outputs: the targets go from 0 to 4."),
         (
             [1, 2, 3],
             "Number the classes from 0, in every split alike, and give the model as many outputs as there are classes.",

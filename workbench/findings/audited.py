@@ -51,10 +51,8 @@ def not_ended(record: Any) -> str:
     runs = "the run" if len(trials) == 1 else f"{len(left)} of {len(trials)} runs"
     said = f"{runs} {'have' if many else 'has'} not ended"
     if (left["state"] == "stopped").all():
-        at = (
-            f"at {row['steps_run']:,.0f} of {row['total_steps']:,.0f} updates" if ours and len(trials) == 1 else "early"
-        )
-        said = f"{runs} {'were' if many else 'was'} stopped {at}"
+        at = f"at {row['steps_run']:,.0f} of {row['total_steps']:,.0f} updates"
+        said = f"{runs} {'were' if many else 'was'} stopped {at if ours and len(trials) == 1 else 'early'}"
     how = "command" if str(record.command or "").startswith("workbench ") else "call"
     return f"{said}; the same {how} resumes {'them' if many else 'it'}" if ours else said
 

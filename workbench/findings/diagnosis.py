@@ -125,14 +125,8 @@ class Diagnosis:
     @classmethod
     def of(cls, record: Audited, findings: Iterable[Finding]) -> Diagnosis:
         """Return the findings about a record, with its workload, command and folder."""
-        path = getattr(record, "path", None)
-        return cls(
-            findings=tuple(findings),
-            workload=record.workload,
-            command=record.command,
-            path=path,
-            left=not_ended(record),
-        )
+        path, left = getattr(record, "path", None), not_ended(record)
+        return cls(findings=tuple(findings), workload=record.workload, command=record.command, path=path, left=left)
 
     @property
     def verdict(self) -> Status:

@@ -79,7 +79,7 @@ def draw_trial_loss(
         low, high = (percentile_filter(losses[finite], rank, size=wide, mode="nearest") for rank in (10, 90))
         thin = slice(None, None, max(1, losses.size // MAX_COLUMNS))
         band = ax.fill_between(steps[finite][thin], low[thin], high[thin], color=color, alpha=0.15, linewidth=0, zorder=1.9)  # fmt: skip
-        band.set_gid(key)
+        band.set_gid(f"band-{key}")
     label, over = f"{name}{ratio}" + (f": {note}" if note else ""), 2.5 - 0.01 * index
     line = draw_curve(ax, steps, smoothed, color=color, linestyle=style, linewidth=1.1, zorder=over, label=label)
     line.set_gid(key)
@@ -170,7 +170,7 @@ def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
             known = y[np.isfinite(y)]
             if np.median(known[-len(known) // 10 :]) >= known[0]:
                 line.set_ydata(np.where(np.arange(y.size) > beyond[0], np.nan, y))
-                for band in [found for found in ax.collections if found.get_gid() == line.get_gid()]:
+                for band in [found for found in ax.collections if found.get_gid() == f"band-{line.get_gid()}"]:
                     band.remove()
     for end in _ends(ax):
         end.set_ydata(np.minimum(np.asarray(end.get_ydata(), dtype=np.float64), top))

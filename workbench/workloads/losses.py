@@ -190,7 +190,7 @@ def _explain(outputs: Tensor, targets: Tensor, ignore_index: int, error: Excepti
         value = None
     if value is None:
         return WorkloadError(f"cross-entropy failed on outputs of shape {tuple(outputs.shape)}: {error}")
-    fix = f"Give the model {high + 1} outputs: the classes are 0 to {high}."
+    fix = f"Give the model at least {high + 1} outputs: the targets go from 0 to {high}."
     if low != 0:  # they may begin elsewhere
         more = ", and give the model as many outputs as there are classes" if high >= classes else ""
         fix = f"Number the classes from 0, in every split alike{more}."

@@ -70,15 +70,9 @@ class Rival:
 
 
 def best_rival(
-    record: RecordLike,
-    table: SweepTable,
-    own: LRPoint,
-    near: Sequence[int],
-    indices: Sequence[int],
-    *,
-    noise_sds: float = 2.0,
+    record: RecordLike, table: SweepTable, own: LRPoint, indices: Sequence[int], near: Sequence[int]
 ) -> Rival | None:
-    """Return the best of some points by the selected metric, `noise_sds` of its noise counted against it; None where there is none.
+    """Return the best of some points by the selected metric, twice its noise counted against it; None where there is none.
 
     Those `near` the edge are no rivals.
     """
@@ -92,7 +86,7 @@ def best_rival(
             for p in (own, point)
         )
         if theirs:
-            found.append((sign * theirs[select] + noise_sds * theirs["noise"], point, ours.get(select), theirs))
+            found.append((sign * theirs[select] + 2 * theirs["noise"], point, ours.get(select), theirs))
     if rivals := [item for item in found if item[1] in points]:
         _, point, mine, theirs = min(rivals, key=lambda item: item[0])
         value, noise = theirs[select], theirs["noise"]
@@ -203,7 +197,7 @@ def own_lr_findings(
     above = [i for i in above if table.points[i].lr * EDGE_MARGIN <= refuted] or above
     limits = (material_frac, little_frac)
     under, over = (
-        best_rival(record, table, own, [i for i in every if i not in some], some)
+        best_rival(record, table, own, some, [i for i in every if i not in some])
         for every, some in ((smaller, below), (larger, above))
     )
     high = _too_high(own, best, bracket, under, limits)
@@ -234,13 +228,7 @@ def _too_high(
 
 
 def _too_low(
-    own: LRPoint,
-    best: BestLR,
-    rival: Rival | None,
-    limits: tuple[float, float],
-    ratio: float,
-    *,
-    other: Finding,
+    own: LRPoint, best: BestLR, rival: Rival | None, limits: tuple[float, float], ratio: float, *, other: Finding
 ) -> Finding:
     value, evidence = best.lr / own.lr, _evidence(own, best, rival)
     unit = "lr* / baseline lr"
@@ -300,8 +288,8 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
         return "", []
     other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
     why = f" (lowest training loss: {best.lr:.4g})" if other else ""
-    if other and rival is not None and best.lr in rival.passed:
-        why = f", not {best.lr:.4g} (lowest training loss, but {rival.passed[best.lr]})"
+    if other and rival is not None and (passed := rival.passed.get(best.lr)):
+        why = f", not {best.lr:.4g} (lowest training loss, but {passed})"
     return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 
