@@ -34,7 +34,7 @@ class ProgressBar:
     Args:
         bar: of tqdm; None writes lines.
         label: what a line begins with; "" writes none.
-        tell: is given part and line instead, as a part begins and then at most once a second.
+        tell: is given label and part, and the share and time left, as a part begins and then at most once a second.
     """
 
     def __init__(self, bar: Any = None, *, label: str = "", tell: Callable[[str, str], None] | None = None) -> None:
@@ -88,12 +88,12 @@ class ProgressBar:
             self._say()
 
     def _say(self) -> None:
-        line = f"{self._label}: {self._said}{self._left()}"
+        what, left = f"{self._label}: {self._said}", self._left()
         if self._tell is None:
-            print(line, file=sys.stderr, flush=True)
+            print(what + left, file=sys.stderr, flush=True)
         else:
             self._told_at = time.monotonic()
-            self._tell(self._said, line)
+            self._tell(what, left)
 
     def _left(self) -> str:
         """Return the share that is done and the time that is left, in brackets; "" where neither is known."""

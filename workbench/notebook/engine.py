@@ -88,12 +88,12 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         if told is None:
             return super().process_message(msg, cell, cell_index)
         if self.shown is not None:
-            self.shown.set_postfix_str(told["line"])
-        elif self.lines and told["part"] != self._part:
-            self._part = told["part"]
+            self.shown.set_postfix_str(told["what"] + told["left"])
+        elif self.lines and told["what"] != self._part:
+            self._part = told["what"]
             kinds = [each.cell_type for each in self.nb.cells]
             at, of = kinds[: cell_index + 1].count("code"), kinds.count("code")
-            print(f"cell {at} of {of}: {told['line']}", file=sys.stderr, flush=True)
+            print(f"cell {at} of {of}: {told['what']}{told['left']}", file=sys.stderr, flush=True)
         return None
 
     def interrupt(self) -> bool:

@@ -139,10 +139,10 @@ def _page(*, shown: bool) -> Iterator[None]:
                 publish_display_data(left, {}, transient={"display_id": output}, update=True)  # type: ignore[no-untyped-call]
 
 
-def _tell_the_runner(part: str, line: str) -> None:
+def _tell_the_runner(what: str, left: str) -> None:
     from IPython.display import publish_display_data
 
-    publish_display_data({TOLD: {"part": part, "line": line}})  # type: ignore[no-untyped-call]
+    publish_display_data({TOLD: {"what": what, "left": left}})  # type: ignore[no-untyped-call]
 
 
 def _show_last(view: LiveView, *, wanted: bool) -> None:
