@@ -82,7 +82,8 @@ def _found(diagnosis: Diagnosis) -> str:
         return "Nothing was checked."
     if not trouble:
         measured = [f.summary for f in diagnosis.findings if f.code in MEASUREMENTS and f.status == "ok"]
-        return " ".join(["No problem was found.", *measured[:MAX_NAMED]])
+        nothing = all(f.status == "not_measured" for f in diagnosis.findings)
+        return " ".join(["Nothing could be measured." if nothing else "No problem was found.", *measured[:MAX_NAMED]])
     more = [f"{len(trouble) - MAX_NAMED} more below."] * (len(trouble) > MAX_NAMED)
     return "\n".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
 
