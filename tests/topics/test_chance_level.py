@@ -74,6 +74,27 @@ def test_a_density_and_the_variance_that_a_study_knows(tmp_path: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def variational(m: Any, x: Tensor) -> tuple[Tensor, ...]:
+    mean, logvar = m(x).chunk(2, 1)
+    return torch.tanh(mean), mean, logvar
+
+
+def elbo(o: Any, b: Any) -> Tensor:
+    return (o[0] - b[0]).square().mean(1) + (o[1].square() + o[2].exp() - o[2] - 1).sum(1) / 2
+
+
+def test_several_outputs_have_a_constant_each_where_the_model_makes_them_all() -> None:
+    def made(forward: Any, loss: Any) -> Workload:
+        return own(lambda: nn.Linear(4, 8), loss, forward=lambda m, b: forward(m, b[0]))
+
+    variance = float(X.var(0, correction=0).mean())
+    assert chance(made(variational, elbo)) == pytest.approx(variance, rel=1e-3), "the mean input, and no code"
+    masked = made(lambda m, x: (m(x)[:, :4], (x > 0).float()), lambda o, b: ((o[0] - b[0]).square() * o[1]).sum(1))
+    assert chance(masked) is None, "a mask is no output that training could make constant"
+    pairs = made(lambda m, x: (m(x), m(-x)), lambda o, b: (o[0] - o[1]).square().sum(1))
+    assert chance(pairs) is None, "two views are held against each other, not against the batch"
+
+
 @pytest.mark.parametrize(("loss", "forward"), [
     (lambda o, b: o.squeeze(-1), None), (lambda o, b: -F.softplus(o.squeeze(-1)).log(), None),
     (lambda o, b: o[0].squeeze(-1) ** 2, lambda m, b: (m(b[0]), 1)), (lambda o, b: o.squeeze(-1) ** 2, None),

@@ -327,6 +327,13 @@ def test_where_every_lr_ends_at_chance_or_above_nothing_is_learned(start):
     assert learned([1.06, 1.05, 0.98, 1.051, 1.3], start=start).status == "ok", "one that comes below is enough"
 
 
+@pytest.mark.parametrize(("chance", "status"), [(0.43, "fail"), (0.9, "not_measured")])
+def test_a_loss_that_falls_on_is_no_excuse_where_chance_is_many_runs_away(chance, status):
+    finding = learned([0.99, 0.98, 1.02, 1.08, 1.1], rate=150.0, sd=0.005, chance=chance)
+    assert finding.status == status
+    assert ("permute" in finding.advice[0]) == (status == "fail")
+
+
 YARDSTICKS = {"z": {"linear": 12.0}, "classes": 2, "score": {"linear": 0.79}, "chance": 0.65}
 
 

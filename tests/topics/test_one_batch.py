@@ -145,6 +145,31 @@ def test_a_healthy_training_is_silent(name: str, mean: bool) -> None:
     assert alarms(averaged(workload) if mean else workload) == {}
 
 
+def pinball(error: Tensor) -> Tensor:
+    return torch.maximum(0.9 * error, -0.1 * error)
+
+
+COSTS = {
+    "cost": lambda o, b: 9 * pinball(b[1] - o),
+    "absolute": lambda o, b: (o - b[1]).abs(),
+    "logarithms": lambda o, b: (o.clamp_min(-0.9).log1p() - b[1].log1p()).square(),
+    "covered": lambda o, b: (b[1] <= o).double(),
+    "low": lambda o, b: pinball(o - b[1]),
+}
+
+
+@pytest.mark.parametrize(("metrics", "disagrees"), [
+    ("cost", True), ("cost absolute", True), ("cost low", False), ("absolute", False), ("logarithms", False), ("covered", False),
+])  # fmt: skip
+def test_a_quantile_loss_with_the_sign_of_the_error_swapped_wants_what_no_metric_wants(metrics: str, disagrees: bool) -> None:  # fmt: skip
+    y = (NUMBER - NUMBER.min()) / 5
+    workload = numbers(lambda: flat(mlp(12, 1)), y=y, loss=lambda o, b: pinball(o - b[1]))
+    found = alarms(workload.replace(metrics={name: COSTS[name] for name in metrics.split()}))
+    assert found.get("loss.metric_disagrees") == ("warn" if disagrees else None)
+    right = workload.replace(loss=lambda o, b: pinball(b[1] - o), metrics={"cost": COSTS["cost"]})
+    assert "loss.metric_disagrees" not in alarms(right)
+
+
 def test_a_loss_that_compares_two_sets_of_values_is_no_broadcast() -> None:
     workload = numbers(
         lambda: flat(mlp(12, 1)), loss=lambda o, b: (o.sort().values - b[1].sort().values).square().mean()

@@ -197,7 +197,8 @@ def nothing_learns(
     predicts = _predicts(record)
     advice = [
         _LOOK
-        if predicts else "Check that inputs and targets belong together, and that the inputs reach the model and differ.",
+        if predicts else "Check that inputs and targets belong together, that the inputs reach the model and differ, and that outputs stand in the order of the targets: "
+        "a view of (batch, classes, height, width) as (batch, places, classes) mixes them, permute does not.",
         "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
     ]  # fmt: skip
     wide = _wide(record, table)
@@ -340,16 +341,21 @@ def nothing_clear(table: SweepTable) -> str:
 
 
 def _end(
-    curves: Sequence[TrialCurve], table: SweepTable, *, noise_sds: float, near_frac: float
+    curves: Sequence[TrialCurve], table: SweepTable, *, noise_sds: float, near_frac: float, most_runs: float = 4.0
 ) -> tuple[float, float, bool]:
-    """Return mean and standard error of the second half of the best run, and whether it still falls, or is too short to tell."""
+    """Return mean and standard error of the second half of the best run, and whether it still falls, or is too short to tell.
+
+    Not if it would take more than `most_runs` of that length to chance at the pace since its second quarter (rule of thumb).
+    """
     if table.total_steps < 8:
         return (*mean_and_error([curve.loss for curve in curves]), True)
     parts = [np.array_split(curve.loss, 4) for curve in curves]
-    (third, third_error), (last, last_error) = (mean_and_error([q[k] for q in parts]) for k in (2, 3))
+    (second, _), (third, third_error), (last, last_error) = (mean_and_error([q[k] for q in parts]) for k in (1, 2, 3))
     falls = third - last > noise_sds * math.hypot(third_error, last_error)
-    far = last - table.level > near_frac * (table.loss_ref - table.level)
-    return (*mean_and_error([np.concatenate(quarters[2:]) for quarters in parts]), bool(falls and far))
+    left = last - table.level
+    soon = left <= most_runs * 2 * (second - last)
+    far = left > near_frac * (table.loss_ref - table.level)
+    return (*mean_and_error([np.concatenate(quarters[2:]) for quarters in parts]), bool(falls and far and soon))
 
 
 def _wide(record: RecordLike, table: SweepTable, *, span: float = 64.0, above: float = 16.0) -> bool:

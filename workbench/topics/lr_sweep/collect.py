@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from workbench.config import TrainConfig
 from workbench.train.batches import train_batches
@@ -100,8 +100,8 @@ def measure_chance(
 ) -> float | None:
     """Return the mean loss of the best output that is the same for every training example; None where there is none.
 
-    For the cross-entropies it is the entropy of the class or token frequencies. For any other loss of one output tensor the
-    constant is fitted, as logits where the model ends in a softmax or a log-softmax. A loss that the fit drives without end has
+    For the cross-entropies it is the entropy of the class or token frequencies. For any other loss a constant is fitted for each
+    output tensor, as logits where the model ends in a softmax or a log-softmax. A loss that the fit drives without end has
     no such level, nor one that is the same for every example. The caller's random state is left as it was.
 
     The first `max_examples` of the first epoch are looked at (rule of thumb: a variance to 2 %), so many bytes of
@@ -115,7 +115,7 @@ def measure_chance(
         pairs = (pair for step in train_batches(workload, config, device) for pair in step)
         stream = itertools.islice(pairs, max(1, whole))
         first, examples = next(stream)
-        with torch.no_grad(), autocast(device, config.precision):
+        with autocast(device, config.precision):
             outputs, _, _ = per_example(workload, model, first, examples)
         weights = workload.weights
         weighted: Iterable[Weighted] = (
@@ -125,7 +125,13 @@ def measure_chance(
         classes = classes_of(workload.loss, outputs)
         if classes is not None and isinstance(workload.loss, (CrossEntropy, TokenCrossEntropy)):
             return _entropy(workload.loss, weighted, classes, sampled=len(workload.train_data) > max_examples)
-        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs[0].numel() > max_outputs:
+        leaves = tree_leaves(outputs)
+        if not leaves or not all(
+            isinstance(t, Tensor) and t.requires_grad and t.is_floating_point() and t.dim() for t in leaves
+        ):
+            return None  # what no parameter makes, such as a mask, is no output that could be constant
+        apart = not isinstance(outputs, Tensor) and any(len(t) != examples for t in leaves)
+        if apart or sum(t[0].numel() for t in leaves) > max_outputs:
             return None
         size = sum(leaf.nbytes for leaf in tree_leaves(first) if isinstance(leaf, Tensor)) or 1
         return _fitted(workload, outputs, list(itertools.islice(weighted, max(1, max_bytes // size))))
@@ -154,47 +160,62 @@ def _entropy(
 
 
 def _fitted(
-    workload: Workload, outputs: Tensor, batches: Sequence[Weighted], *, searches: int = 2, tolerance: float = 1e-3
+    workload: Workload, outputs: Any, batches: Sequence[Weighted], *, searches: int = 4, tolerance: float = 1e-3
 ) -> float | None:
     """Return the loss of the best constant output; None where it has no minimum.
 
     At one the last search finds at most the share `tolerance` of the gain, and the slope is below a tenth of the first (rules of thumb).
     """
-    constant, shaped = _parametrised(outputs)
-    if not _compares(workload, [shaped(constant.detach() + torch.randn_like(constant)), outputs[0]], batches[0]):
+    leaves, form = tree_flatten(outputs)
+    constants, shapes = zip(*(_parametrised(leaf.detach()) for leaf in leaves), strict=True)
+
+    def losses_of(values: Sequence[Tensor], batch: Any, examples: int) -> Tensor:
+        shaped = [shape(value) for shape, value in zip(shapes, values, strict=True)]
+        return workload.loss(tree_unflatten([value.expand(examples, *value.shape) for value in shaped], form), batch)
+
+    moved = [constant.detach() + torch.randn_like(constant) for constant in constants]
+    if not _compares(losses_of, [moved, constants], batches[0]):
         return None
-    optimizer = torch.optim.LBFGS([constant], max_iter=30, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(constants, max_iter=30, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        total, weight = torch.zeros((), dtype=torch.float64, device=outputs.device), 0.0
+        total, weight = torch.zeros((), dtype=torch.float64, device=leaves[0].device), 0.0
         for batch, examples, weights in batches:
-            losses = workload.loss(shaped(constant).expand(examples, *constant.shape), batch).double()
+            losses = losses_of(constants, batch, examples).double()
             each = torch.ones_like(losses) if weights is None else weights.double()
             total, weight = total + (each * losses).sum(), weight + float(each.sum())
         (total / weight).backward()  # type: ignore[no-untyped-call]
         return (total / weight).detach()
 
-    found, slopes = [], []
-    for search in range(searches + 1):
-        if search:
-            optimizer.step(closure)  # type: ignore[no-untyped-call]
+    found, slopes = [float(closure())], [_length(constants)]
+    for _ in range(searches):
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
         found.append(float(closure()))
-        slopes.append(float(torch.linalg.vector_norm(constant.grad)) if constant.grad is not None else math.inf)
-    gained, rounding = found[0] - found[-1], 1e-6 * abs(found[-1])
+        slopes.append(_length(constants))
+        gained, rounding = found[0] - found[-1], 1e-6 * abs(found[-1])
+        if settled := found[-2] - found[-1] <= max(tolerance * gained, rounding):
+            break
     flat = slopes[-1] <= 0.1 * slopes[0] or gained <= rounding
-    settled = found[-2] - found[-1] <= max(tolerance * gained, rounding)
     return min(found) if math.isfinite(found[-1]) and flat and settled else None
 
 
-def _compares(workload: Workload, constants: Sequence[Tensor], weighted: Weighted) -> bool:
+def _length(constants: Sequence[Tensor]) -> float:
+    """Return the length of the gradient; infinite without any."""
+    gradients = [constant.grad.flatten() for constant in constants if constant.grad is not None]
+    return float(torch.linalg.vector_norm(torch.cat(gradients))) if gradients else math.inf
+
+
+def _compares(
+    losses_of: Callable[[Sequence[Tensor], Any, int], Tensor], tries: Sequence[Sequence[Tensor]], weighted: Weighted
+) -> bool:
     """Tell whether the loss of one and the same output differs between examples: else it is held against nothing in the batch."""
     batch, examples, _ = weighted
-    for constant in constants:
+    for values in tries:
         try:
-            losses = workload.loss(constant.expand(examples, *constant.shape), batch)
+            losses = losses_of(values, batch, examples).detach()
         except (RuntimeError, ValueError):
-            if constant is constants[-1]:
+            if values is tries[-1]:
                 raise
             continue
         return losses.dim() > 0 and bool((losses - losses[0]).abs().max() > 1e-6 * losses.abs().max())

@@ -22,13 +22,14 @@ from workbench.topics.one_batch.diagnose_layers import (
     part,
     why_not,
 )
+from workbench.topics.one_batch.diagnose_metrics import METRIC_CODES, metric_finding
 
 FEWEST = 4  # trained parameters from which on a model can be asked to fit as many examples (rule of thumb)
 _LOSS = ("loss.unbounded", "loss.broadcast", "loss.double_softmax", "loss.output_range")
 CODES = Codes(
     dict.fromkeys(("loop.train_mode_in_eval", "loop.eval_mode_in_training", "evaluation.nondeterministic", "loop.batch_dependence",
                    "loop.sees_target", "input.unused_features"), "F1.1")
-    | CONSTANT_CODES | dict.fromkeys((*_LOSS, "loss.metric_disagrees"), "F1.1") | LAYER_CODES
+    | CONSTANT_CODES | dict.fromkeys(_LOSS, "F1.1") | METRIC_CODES | LAYER_CODES
     | {"loop.overfit_one_batch": "F1.1"}
 )  # fmt: skip
 
@@ -74,7 +75,7 @@ def diagnose_one_batch(
         _unused(facts, unused_columns, unused_slices),
         _constant(facts, constant),
         *_losses(facts, record, deep, nothing),
-        _metrics(facts),
+        metric_finding(facts),
         *layer_findings(facts, fits=fits.status != "fail"),
         fits,
     )
@@ -334,33 +335,6 @@ def range_finding(loss: Facts, limit: float = 0.05) -> Finding:
     )  # fmt: skip
 
 
-def _metrics(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Finding:
-    """Judge metrics by a batch that was fitted up to the gap `fitted`: none may fall by more than `drop` (rules of thumb)."""
-    code, fit, loss = "loss.metric_disagrees", part(facts, "fit"), part(facts, "loss")
-    if fit is None:
-        return CODES.not_measured(code, why_not(facts, "fit"))
-    names = fit["larger_is_better"]
-    if not names or not fit["informative"]:
-        return CODES.finding(code, "ok", "Does not apply: no metric whose name says that larger is better.")
-    run = max(fit["runs"], key=lambda r: r["gap"][-1] if has_numbers(r["gap"][-1]) else -1.0)
-    gap, first, last = run["gap"][-1], run["metrics"][0], run["metrics"][-1]
-    start, end = run["loss"][0], run["loss"][-1]
-    say = partial(CODES.finding, code, evidence={"gap": gap, "loss": [start, end], "first": first, "last": last})
-    logits = loss is not None and loss["kind"] in ("classes", "binary")
-    ignorant, floor = (loss["ignorant"], loss["floor"]) if loss is not None and logits else (start, 0.0)
-    if not has_numbers(gap) or gap < fitted or not floor <= end < floor + 0.5 * (ignorant - floor):
-        return say("ok", "Does not apply: one batch was not fitted so far that a metric has to show it.")
-    worse = [n for n in names if last[n] < first[n] - drop or (last[n] < 0.5 and last[n] < first[n] + drop)]
-    if not worse:
-        return say("ok", f"As one batch is fitted, {', '.join(names)} improves.")
-    name = worse[0]
-    return say(
-        "warn", f"One batch is fitted (loss {start:.3g} to {end:.3g}), but its {name} goes from {first[name]:.3g} to {last[name]:.3g}.",
-        value=last[name] - first[name], unit=name,
-        advice=["Check that loss and metric read the same target, and that the metric takes the outputs as the loss does."],
-    )  # fmt: skip
-
-
 def _fits(facts: Facts, least: float) -> Finding:
     code, fit = "loop.overfit_one_batch", part(facts, "fit")
     if fit is None:
@@ -391,7 +365,8 @@ def _fits(facts: Facts, least: float) -> Finding:
         "fail", f"{fit['examples']} examples of one batch cannot be fitted at any of {len(runs)} learning rates from {min(lrs):.3g} to {max(lrs):.3g}: "
         "the outputs do not tell them apart.",
         advice=[
-            "Look for what keeps inputs, targets or gradients from the model: the other findings name it where they can.",
+            "Look for what keeps inputs, targets or gradients from the model, or for a term that outweighs the rest of the loss, such as a KL term summed beside a reconstruction that is a mean: "
+            "the other findings name it where they can.",
             "Make the model fit these examples before anything else is tuned.",
         ],
     )  # fmt: skip

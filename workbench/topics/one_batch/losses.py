@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -21,7 +22,7 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     kind: "regression" (0 where outputs are the targets), "binary" or "classes" (falls as the right logit rises), None (none of
     these). "head": the operation that ends the model, "range": what it can return. "floor": the mean loss of ideal outputs, "reachable":
     of outputs as ideal as that range allows, "ignorant": of the targets' mean (regression) or of logits of 0. "reversed": it falls
-    without end as the right output falls; "broadcast" and "escape" as the functions below say.
+    without end as the right output falls; "leans", "broadcast" and "escape" as the functions below say.
     """
     outputs = one.forward(train=True, grad=True)
     tensors = one.tensors(outputs)
@@ -40,7 +41,7 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     ideals = [] if out is None else _ideals(one, out)
     found = reachable(at, ideals, span)
     if found is not None:
-        return facts | found
+        return facts | found | {"leans": _leans(one, outputs, ideals) if found["kind"] == "regression" else {}}
     return facts | {"reversed": any(_reversed(at, ideal, span) for kind, ideal in ideals if kind != "regression")}
 
 
@@ -51,6 +52,24 @@ def _ideals(one: OneBatch, out: Tensor) -> list[tuple[str, Tensor]]:
     if not callable(given) and isinstance(one.batch, Tensor):
         tensors = [next_tokens(one.batch), one.batch]
     return [ideal for target in tensors if isinstance(target, Tensor) for ideal in ideals_of(target, out)]
+
+
+def _leans(one: OneBatch, outputs: Any, ideals: list[tuple[str, Tensor]], *, size: float = 0.1) -> dict[str, float]:
+    """Return how many times as much outputs above their targets cost as such below, by the loss ("") and by each metric that is least at the targets.
+
+    They lie `size` deviations of the targets beside them (rule of thumb: little, so that a square of logarithms costs the same on both sides).
+    """
+    ideal = next(ideal for kind, ideal in ideals if kind == "regression")
+    found = {}
+    for name, cost in {"": one.workload.loss, **one.workload.metrics}.items():
+        with contextlib.suppress(*REFUSED), torch.no_grad():
+            exact, above, below = (
+                float(cost(one.with_tensors(outputs, lambda _: ideal + side * size * _scale(ideal)), one.batch).double().mean())  # noqa: B023
+                for side in (0.0, 1.0, -1.0)
+            )  # fmt: skip
+            if 0 <= exact < min(above, below) and math.isfinite(above / below):
+                found[name] = above / below
+    return found
 
 
 def _reversed(at: LossAt, ideal: Tensor, span: Span) -> bool:
