@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.workloads import small_workload
 from workbench.errors import StudyInterrupted
-from workbench.programs.session import near_miss, printed_metric
+from workbench.programs.session import PRINTED_LOSS, near_miss, printed_score
 from workbench.progress import ProgressBar, interruptible, progress_bar
 from workbench.studies.budget import Budget
 from workbench.studies.session import Session, open_session
@@ -169,11 +169,27 @@ def test_a_pattern_that_misses_by_a_sign_or_a_shorter_word_is_known_while_the_pr
 
 
 @pytest.mark.parametrize(
-    "line", ["Epoch 3 val loss: 0.5", "loss_train: 0.7 loss_val: 0.5 acc_val: 0.9", "{'eval_loss': '0.5'}"]
-)
+    "line",
+    [
+        "Epoch 3 val loss: 0.5", "loss_train: 0.7 loss_val: 0.5 acc_val: 0.9", "{'eval_loss': '0.5'}", "train loss 2, valLoss=0.5 lr 1",
+        "Validation set: Average loss: 0.5, Accuracy: 90/100 (90%)",
+    ],
+)  # fmt: skip
 def test_a_validation_loss_that_a_program_prints_is_found_however_it_is_named(line: str) -> None:
-    pattern = printed_metric([line, line])
+    assert re.findall(PRINTED_LOSS, line) == ["0.5"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train loss 0.7", "value loss 0.7", "evaluated: loss 0.5", "interval loss 0.4", "val acc 0.9 loss 0.5", "loss: 0.3 (val 0.4)"],
+)  # fmt: skip
+def test_another_loss_is_not_taken_for_that_of_validation(line: str) -> None:
+    assert re.findall(PRINTED_LOSS, line) == []
+
+
+def test_a_validation_score_that_a_program_prints_is_offered_and_once_may_be_a_result() -> None:
+    pattern = printed_score(["epoch 1: val auc 0.75 loss 3"] * 2)
     assert pattern is not None
-    assert re.findall(pattern, line) == ["0.5"]
-    assert printed_metric([line]) is None  # once may be a result
-    assert printed_metric(["loss_train: 0.7", "evaluated: loss 0.5"] * 2) is None
+    assert re.findall(pattern, "epoch 2: val auc 0.81 loss 2") == ["0.81"]
+    assert printed_score(["epoch 1: val auc 0.75 loss 3"]) is None
+    assert printed_score(["train acc 0.75", "val err 0.2"] * 2) is None

@@ -303,5 +303,5 @@ def test_a_loss_that_falls_without_end_is_named_and_no_lr_is_adopted_by_it(tmp_p
     assert said["-"].findings[0].code == "loss.unbounded"
     assert not said["-"].recommendation["adopted"]
     assert "loss.unbounded" not in {f.code for f in said["+"].findings}
-    unused = "--metric 'Val loss: ([0-9.eE+-]+)' compares by the validation loss that the program prints"
-    assert unused in said["+"].recommendation["paste"]
+    assert said["+"].recommendation["config"]["select"] == "validation/loss"  # it prints one
+    assert "--metric train_loss compares by the training loss" in said["+"].recommendation["paste"]

@@ -68,7 +68,7 @@ HELP = {
             _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
             _option("--trainer", "T", "local, parameter_server (default: local)", default="local", choices=("local", "parameter_server")),
             "for a command after --",
-            _option("--metric", "M", "'val loss ([0-9.]+)' in its output, or a name given to wb.log"),
+            _option("--metric", "M", "'val loss ([0-9.]+)' in its output, a name given to wb.log, or train_loss"),
             _option("--metric-mode", "D", "min or max (default: by the metric's name)", choices=("min", "max")),
             _option("--redirect", "PATH", "what it writes to; each run gets an empty one", action="append", default=[]),
             _option("--copy", None, "run each trial in a copy of this folder", action="store_true"),

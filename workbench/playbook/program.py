@@ -99,7 +99,6 @@ def diagnose_program(
 
     The command is run as it is, and again with learning rates times a factor, with a warmup, with its gradients clipped, under other
     seeds, and ended early: all at the boundary of its optimizer. Each run is in a folder of its own; no file of `folder` is overwritten.
-    Runs are compared by their training loss, or by `metric`.
 
     Args:
         words: the command.
@@ -107,7 +106,8 @@ def diagnose_program(
         folder: where the command is run from.
         steps: updates after which every run is ended; None lets the program end by itself.
         metric: what runs are compared by: a pattern whose first group is the value in a line that the program prints, such as
-            "val loss ([0-9.]+)", or the name of a value that it gives to `wb.log`.
+            "val loss ([0-9.]+)", the name of a value that it gives to `wb.log`, or "train_loss". None is the validation loss where it
+            logs one or prints it twice or more, else the training loss.
         metric_mode: "min" or "max"; None tells by the name.
         seeds: runs of the baseline and of a candidate that prove it, under seeds that had no part in choosing it; 1 proves nothing.
         seed_arg: the program's own argument for its seed, such as "--seed"; None moves the seeds that it sets by the trial's.
@@ -367,18 +367,14 @@ def lines_to_change(record: StudyRecord, recommendation: Mapping[str, Any]) -> s
         told.append(f"warmup: lr times min(1, step / {steps}) for the first {steps} steps{at['step0']}")
     kept = f"nothing yet: {recommendation['candidate']} looks better and is not proved" if is_unproved(recommendation) else "nothing: the program's own settings are the ones to keep"  # fmt: skip
     left = "not tried: batch size and architecture, which cannot be steered from outside"
-    printed = record.facts["program"].get("printed")
-    unused = f"compared by the training loss: --metric {shlex.quote(printed or '')} compares by the validation loss that the program prints"
+    seen, compared = record.facts["program"], ""
+    if seen.get("printed"):
+        compared = f"compared by the training loss: --metric {shlex.quote(seen['printed'])} compares by the score that the program prints"
+    elif seen.get("adopted"):
+        compared = "compared by the validation loss that the program reports: --metric train_loss compares by the training loss"
     judged = record.facts["loop"].get("judged")
-    return "\n".join(
-        [
-            *(told or [kept]),
-            *([judged["said"]] if judged else []),
-            *([unused] if printed else []),
-            *_ended_early(record),
-            left,
-        ]
-    )
+    remarks = [*([judged["said"]] if judged else []), *([compared] if compared else []), *_ended_early(record), left]
+    return "\n".join([*(told or [kept]), *remarks])
 
 
 def _ended_early(record: StudyRecord) -> list[str]:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from workbench.instruments.caller import importing_packages
-from workbench.instruments.log import listen
+from workbench.instruments.log import listen, split_of
 from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.taps import TAPS
 from workbench.programs.change import Change, Observing
@@ -61,6 +61,7 @@ class Observed(Observing):
         self._observer = self._fresh()
         self._handles: list[Any] = []
         self._patterns: list[tuple[str, re.Pattern[str]]] = []
+        self._given: set[tuple[str, str]] = set()
         self._finished = False
         self._ends = 0
         self._seeded: list[str] = []
@@ -82,7 +83,7 @@ class Observed(Observing):
         listen(self._logged)
         self._guard_saving()
         for name in ("stdout", "stderr"):
-            setattr(sys, name, _Lines(getattr(sys, name), self._patterns, self._metric))
+            setattr(sys, name, _Lines(getattr(sys, name), self._patterns, self._printed))
         atexit.register(self._finish)
 
     def start(self, trial: Mapping[str, Any]) -> None:
@@ -171,11 +172,16 @@ class Observed(Observing):
             return
         self._append("metrics.jsonl", {"update": self._observer.updates, "name": name, "value": value})
 
+    def _printed(self, name: str, value: float) -> None:
+        if split_of(name) not in self._given:  # by wb.log, with all of its digits
+            self._metric(name, value)
+
     def _logged(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             if name == "loss":
                 self._observer.log(loss=value)
             else:
+                self._given.add(split_of(name))
                 self._metric(name, float(value))
 
     def _on_fault(self, error: Exception) -> None:

@@ -40,7 +40,14 @@ from workbench.studies.budget import Budget
 from workbench.studies.session import Session, say_resumed
 
 LOGGED = "validation/loss"
-"""What runs are compared by where it is logged and nothing else was asked for."""
+"""What runs are compared by where it is logged, or printed twice or more, and nothing else was asked for."""
+_SPLIT = "(?:validation|valid|val|evaluation|eval|dev)"
+_APART = "[^A-Za-z0-9]"
+PRINTED_LOSS = (
+    rf"(?i)(?<![A-Za-z0-9])(?:{_SPLIT}(?:{_APART}{{0,3}}|{_APART}{{1,3}}(?:[A-Za-z]+{_APART}{{1,3}}){{1,2}})loss|loss{_APART}{{1,3}}{_SPLIT})"
+    rf"[^A-Za-z0-9+-]{{0,5}}([+-]?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf))"
+)
+"""A validation loss in a line that a program prints: "val loss 0.31", "Validation set: average loss: 0.31", "loss/val=0.31"."""
 
 
 def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str, str]:
@@ -48,6 +55,8 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
     if mode not in (None, "min", "max"):
         raise UsageError(f"metric_mode={mode!r} must be 'min' or 'max'.")
     if metric is None:
+        return {"validation_loss": PRINTED_LOSS}, "train/loss", "min"
+    if metric == "train_loss":
         return {}, "train/loss", "min"
     try:
         groups = re.compile(metric).groups
@@ -64,8 +73,8 @@ def metric_of(metric: str | None, mode: str | None) -> tuple[dict[str, str], str
     return {label: metric}, "/".join(place_of(label)), mode
 
 
-_NEAR_MISSES = 2
-"""Lines with a metric's words and a number, none of which its pattern matches, after which a better pattern is told (rule of thumb)."""
+_TWICE = 2
+"""Lines that print a value, which is a result where it is printed once: for a pattern to be told, or a validation loss to be compared (rule of thumb)."""
 _LOOK_S = 2.0
 
 
@@ -77,12 +86,9 @@ def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
     return _printed(lines, len(words), lambda *printed: all(map(_alike, words, printed)))
 
 
-def printed_metric(lines: Sequence[str]) -> str | None:
-    """Return the pattern of a validation loss that these lines print, None where fewer than two of them do."""
-    return _printed(lines, 2, lambda *words: "loss" in words and any(map(_VALIDATION.fullmatch, words)))
-
-
-_VALIDATION = re.compile("val|valid|validation|eval|dev")
+def printed_score(lines: Sequence[str]) -> str | None:
+    """Return the pattern of a validation score, as an accuracy, that these lines print, None where fewer than two of them do."""
+    return _printed(lines, 2, lambda split, name: bool(re.fullmatch(_SPLIT, split)) and larger_is_better(name))
 
 
 def _printed(lines: Sequence[str], words: int, fits: Callable[..., bool]) -> str | None:
@@ -90,9 +96,7 @@ def _printed(lines: Sequence[str], words: int, fits: Callable[..., bool]) -> str
     word = "[A-Za-z][A-Za-z0-9]*"
     before = rf"(?<![A-Za-z0-9_]){word}(?:[^A-Za-z0-9]{{1,3}}{word}){{{words - 1}}}[^A-Za-z0-9+-]{{0,5}}(?=[+-]?\d)"
     labels = [label for line in lines for label in re.findall(before, line)]
-    found = [
-        each for each in labels if labels.count(each) >= _NEAR_MISSES and fits(*re.findall("[a-z0-9]+", each.lower()))
-    ]
+    found = [each for each in labels if labels.count(each) >= _TWICE and fits(*re.findall("[a-z0-9]+", each.lower()))]
     return re.sub(r"\\(?=[ =:])", "", re.escape(found[0])) + "([0-9.eE+-]+)" if found else None
 
 
@@ -102,7 +106,7 @@ def _alike(one: str, other: str, *, least: int = 3) -> bool:
 
 
 @contextmanager
-def _told_of_near_miss(given: Repeatable, told: Path) -> Iterator[None]:
+def _told_of_near_miss(given: Repeatable, metric: str | None, told: Path) -> Iterator[None]:
     """Say it once the run in the block prints the metric in another way than its pattern has it; whether it waits for the end is the person's choice."""
     done = threading.Event()
 
@@ -124,7 +128,7 @@ def _told_of_near_miss(given: Repeatable, told: Path) -> Iterator[None]:
                 return
 
     watcher = threading.Thread(target=look, name="metric", daemon=True)
-    if given.patterns:
+    if given.patterns and metric is not None:
         watcher.start()
     try:
         yield
@@ -155,11 +159,11 @@ def open_program(
         try:
             with progress_bar(None, given.name, show=options.get("progress", False)) as bar:
                 bar.status("the unchanged run")
-                with _told_of_near_miss(given, scratch / "0" / "told"):
+                with _told_of_near_miss(given, options.get("metric"), scratch / "0" / "told"):
                     outcome = first_run(given, scratch / "0", steps=steps, threads=trainer.threads, stop_s=budget.run_s)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        if select == "train/loss" and LOGGED in _told(outcome):
+        if options.get("metric") is None and _told(outcome).count(LOGGED) >= (_TWICE if given.patterns else 1):
             select = LOGGED
         _check_metric(given, outcome, options.get("metric"), select, budget)
         config = _config(outcome, select=select, select_mode=mode)
@@ -183,7 +187,8 @@ def open_program(
     try:
         if outcome is not None:
             trainer.keep(UNCHANGED, outcome)
-            _keep_first_run(writer, program, outcome, first_look=cut)
+            adopted = config.select == LOGGED and options.get("metric") is None
+            _keep_first_run(writer, program, outcome, first_look=cut, adopted=adopted and isinstance(given, Command))
         show = options.get("progress", False)
         say_resumed(writer, show=show and outcome is None)
         with interruptible(writer.path), progress_bar(None, given.name, show=show) as bar:
@@ -194,15 +199,17 @@ def open_program(
         writer.close()
 
 
-def _keep_first_run(writer: StudyWriter, program: Program, outcome: Outcome, *, first_look: bool) -> None:
+def _keep_first_run(
+    writer: StudyWriter, program: Program, outcome: Outcome, *, first_look: bool, adopted: bool
+) -> None:
     """Write the unchanged run as the baseline, and what was seen in it."""
     config = program.config
     examples = config.batch_size if program.full_batch else 10**9
     write_outcome(writer.trial(config.to_dict(), stage=Role.BASELINE, train_examples=examples), config, outcome)
     facts = {k: outcome.facts[k] for k in ("seeded", "world", "threads", "fault")}
-    facts["built"] = outcome.facts.get("built", [])
+    facts |= {"built": outcome.facts.get("built", []), "adopted": adopted}
     if config.select == "train/loss" and isinstance(program.command, Command):
-        facts["printed"] = printed_metric(outcome.tail.splitlines())
+        facts["printed"] = printed_score(outcome.tail.splitlines())
     if first_look:
         writer.add_facts(**{FIRST_LOOK: {"steps": outcome.updates, "whole": None}})
     if not program.minimised:
@@ -232,8 +239,8 @@ def _revived(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _told(outcome: Outcome) -> set[str]:
-    return {"/".join(place_of(str(row["name"]))) for row in outcome.metrics}
+def _told(outcome: Outcome) -> list[str]:
+    return ["/".join(place_of(str(row["name"]))) for row in outcome.metrics]
 
 
 def _check_metric(command: Repeatable, outcome: Outcome, metric: str | None, select: str, budget: Budget) -> None:
