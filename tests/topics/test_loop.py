@@ -177,6 +177,8 @@ FAULTS = [
     # a loss that does not fall, or without end
     fault("lr.nothing_learns", "digits_mlp", ("lr=0.1", "lr=1e-7")),
     fault("loss.unbounded", "vae", ("-0.5 * torch.sum", "0.5 * torch.sum"), ("lr=1e-3", "lr=0.1")),
+    # a KL term that is too heavy: every output is the mean one
+    fault("init.constant_output", "vae", ("range(6)", "range(60)"), ("-0.5 * torch.sum", "-32 * torch.sum")),
     # dropout that drops nearly all, and gradients of which clipping leaves the signs
     fault("units.dropped", "digits_mlp", ("nn.Dropout(0.1)", "nn.Dropout(0.95)"), at="model(inputs)"),
     fault("clipping.aggressive", "digits_mlp", (STEP, "torch.nn.utils.clip_grad_value_(model.parameters(), 1e-6); " + STEP), at="clip_grad_value_"),

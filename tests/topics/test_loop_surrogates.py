@@ -236,3 +236,41 @@ def test_a_loss_that_need_not_fall_is_not_judged_by_and_says_why(loss: Loss, why
 @pytest.mark.parametrize("seed", range(5))
 def test_a_loss_of_the_same_parts_that_measures_progress_is(loss: Loss, seed: int, tmp_path: Path) -> None:
     assert judged(loss, tmp_path / "run", seed).status == "ok"
+
+
+class Coupling(nn.Module):
+    """A density of four numbers, two of which are scaled and moved by what a network makes of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scale, shift = self.net(x[:, :2]).chunk(2, 1)
+        return torch.cat([x[:, :2], x[:, 2:] * scale.exp() + shift], 1), scale.sum(1)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize(("sign", "status"), [(1.0, "ok"), (-1.0, "fail")])
+def test_a_likelihood_that_falls_below_zero_at_the_same_pace_has_no_minimum(
+    sign: float, status: str, schedule: str, tmp_path: Path
+) -> None:
+    """The right one falls below zero, too, on data that lie close to a line, and nears its minimum."""
+    torch.manual_seed(0)
+    model = Coupling()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(500):
+            x = torch.randn(64, 2)
+            x = torch.cat([x, x + 1e-3 * torch.randn(64, 2)], 1)
+            z, logarithm = model(x)
+            loss = (0.5 * z.square().sum(1) - sign * logarithm).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if schedule == "cosine":
+                cosine.step()
+    found = run.diagnose()
+    assert float(run.record.steps["loss"].iloc[-1]) < -2
+    assert (found["loss.unbounded"].status if "loss.unbounded" in found else "ok") == status

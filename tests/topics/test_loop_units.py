@@ -188,6 +188,25 @@ def test_the_layer_before_is_named_and_the_loss_decides_how_bad_it_is(tmp_path: 
     assert dead.summary.startswith("100% of the ReLU units behind second are off for every example")
 
 
+def test_units_that_are_off_are_the_cause_though_the_outputs_begin_at_the_share_of_a_rare_class(tmp_path: Path) -> None:
+    """The bias that a rare class asks of the last layer is given to all: the first loss is low, and nothing is learned yet."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 1)
+    )
+    model.apply(lambda m: nn.init.constant_(m.bias, -4.6) if isinstance(m, nn.Conv2d) else None)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(60):
+            x = torch.randn(16, 1, 12, 12)
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(model(x), (x > 2.2).float()).backward()
+            optimizer.step()
+    found = run.diagnose()
+    assert next(iter(found)).code == "units.dead"
+    assert found["loop.no_update"].follows_from == found["init.constant_output"].follows_from == "units.dead"
+
+
 HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "plain": mlp,
     "deep": lambda: nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 10)),

@@ -100,6 +100,8 @@ _NOTHING: dict[str, Any] = {
 }  # fmt: skip
 DEEP = 100.0
 """A loss so many times as far below zero as it began above or below, and at least 1, is too low to be one (rule of thumb)."""
+_BELOW = 10.0
+"""The same of one that still falls as fast as before (rule of thumb: a density model of which each deviation is a millionth of what it was comes there)."""
 _APART = 3.9
 """Factor between learning rates whose depths are held against each other, a little under the four of a sweep's grid."""
 
@@ -115,14 +117,17 @@ def bottomless(record: RecordLike, *, deep: float = DEEP, abyss: float = 1e6) ->
     A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
     the end of the best run as after a quarter of it. A run that rises further above zero than it falls below diverges: what is negative
     there is rounding, such as that of a cross-entropy of logits beyond 1e15. A loss `abyss` times as far below zero as the first one from
-    zero has no minimum, however it got there (rule of thumb).
+    zero has no minimum, however it got there (rule of thumb); nor has one that lies `_BELOW` times as far and falls at the same pace to the end.
     """
     by_lr: dict[float, tuple[float, float, float]] = {}
+    paced = []
     for curve in judged(record).curves:
         known = curve.loss[np.isfinite(curve.loss)]
         if known.size >= 4 and not (is_deep(known.min(), known[0], deep=deep) and known.max() > -known.min()):
             row = (float(known.min()), float(known[: known.size // 4].min()), float(known[0]))
             by_lr[curve.lr] = min(row, by_lr.get(curve.lr, row))
+            if is_deep(known[-1], known[0], deep=_BELOW) and _keeps_pace(curve):
+                paced.append((row[0], curve.lr, row[2]))
     ranked = sorted((row, lr) for lr, row in by_lr.items())
     if not ranked:
         return None
@@ -131,7 +136,27 @@ def bottomless(record: RecordLike, *, deep: float = DEEP, abyss: float = 1e6) ->
     if len(ranked) > 1:
         second = next((row[0] for row, other in ranked if other <= lr / _APART), ranked[1][0][0])
         falls_on = falls_on or (lowest < 2 * min(second, 0.0) and lowest < 2 * min(quarter, 0.0))
-    return (lowest, lr, first) if falls_on and is_deep(lowest, first, deep=deep) else None
+    return (lowest, lr, first) if falls_on and is_deep(lowest, first, deep=deep) else min(paced, default=None)
+
+
+def _keeps_pace(curve: TrialCurve, *, parts: int = 8, pace: float = 0.8, min_rows: int = 50) -> bool:
+    """Tell whether a loss falls from each part of a run to the next, and as fast at the end as in the first half: none does that nears a minimum.
+
+    Parts have equal sums of the learning rate, so that a schedule slows nothing down.
+
+    Args:
+        pace: fall from the sixth to the last part over that from the second to the fourth, at least (rule of thumb: of a logarithm of the updates it is 0.4, of a root 0.6).
+        min_rows: fewer losses than this tell nothing (rule of thumb).
+    """
+    rows = np.isfinite(curve.loss)
+    lr = np.nan_to_num(curve.column("lr")[rows]).clip(min=0)
+    passed = np.cumsum(lr if lr.any() else rows[rows])
+    cuts = np.searchsorted(passed, passed[-1] * np.arange(1, parts) / parts)
+    blocks = np.split(curve.loss[rows], cuts)
+    if rows.sum() < min_rows or not all(map(len, blocks)):
+        return False
+    levels = np.array([np.median(block) for block in blocks])
+    return bool((np.diff(levels) < 0).all() and levels[-3] - levels[-1] >= pace * (levels[1] - levels[3]))
 
 
 CODES = Codes({"lr.nothing_learns": "F1.1"})

@@ -20,6 +20,7 @@ from workbench.curves.selection import metric_sign, selectable, selected_by_seed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import REMARKS, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
+from workbench.record.metrics import larger_is_better
 from workbench.record.read import periodic_rows
 
 MIN_EXAMPLES = 30
@@ -133,6 +134,28 @@ def by_metrics(
         if worse.mean() > max(ses * se, material_frac * abs(moved)):
             return f"{_split(record)}/{name} is worse: {after.mean():.4g} against {before.mean():.4g}"
     return ""
+
+
+def by_printed(
+    record: RecordLike, baseline: Sequence[int], candidate: Sequence[int], *, material_frac: float = 0.02
+) -> str:
+    """Say that no validation metric which a program prints is better, where runs are compared by their training loss: that may be fitted better alone.
+
+    Args:
+        material_frac: share of a loss, or of a score or what it leaves, that counts as better (O1 calls differences of 2 % equal).
+    """
+    runs = [record.facts.get(f"printed/{number}") or {} for number in (*baseline, *candidate)]
+    said = []
+    for name in sorted(set.intersection(*map(set, runs))) if record.config["select"] == "train/loss" else ():
+        before, after = (
+            float(np.mean([run[name] for run in some])) for some in (runs[: len(baseline)], runs[len(baseline) :])
+        )
+        larger = larger_is_better(name.replace(" ", "_"))
+        left = (1.0 if max(before, after) <= 1 else 100.0) - before if larger else math.inf
+        if (after - before if larger else before - after) > material_frac * min(abs(before), abs(left)):
+            return ""
+        said.append(f"{name} {after:.4g} against {before:.4g}")
+    return f"what the program prints of validation is no better ({', '.join(said)})" if said else ""
 
 
 def by_examples(found: Mapping[str, Any] | None, limit: float) -> str:

@@ -28,7 +28,7 @@ from workbench.instruments.losses.logits import Logits
 from workbench.instruments.losses.pending import identities
 from workbench.instruments.losses.surrogates import MOST_NODES, Surrogates
 from workbench.instruments.losses.units import Units
-from workbench.instruments.losses.written import Written
+from workbench.instruments.losses.written import Reproduced, Written
 from workbench.instruments.modes import Modes
 from workbench.instruments.order import Order
 from workbench.instruments.parameters import Parameters
@@ -53,7 +53,7 @@ class LoopFacts:
         self.stored, self.pairs = Stored(), Pairs()
         self.judged = True  # whether the examples are looked into at the end
         self.classes, self.recall, self.written, self.others = Classes(), Recall(), Written(), Others()
-        self.survival = self.parameters.survival
+        self.survival, self.reproduced = self.parameters.survival, Reproduced()
         self.updates, self.ended, self.given = 0, False, 0
         self.strangers: dict[str, dict[str, Any]] = {}  # steps of optimizers that are not observed
         self._kinds = weakref.WeakKeyDictionary[Optimizer, str]()
@@ -98,6 +98,7 @@ class LoopFacts:
                 self.logits.begin(module, args, self.updates)
             first = first_tensor(args)
             self.batches.fed(first)
+            self.reproduced.given = first
             if self.near:
                 self.loaders.fed(first if first is not None else tuple(tensors(self._drawn)))  # model(**batch)
         elif kind == "evaluate":
@@ -147,6 +148,7 @@ class LoopFacts:
                 head = behind_weights(losses, most=MOST_NODES)
                 self.surrogates.trained(losses, head, self.updates, near=self.near)
                 self.classes.trained(head)
+                self.reproduced.trained(head, self.updates)
                 written = self.written.compared(losses)
                 self.recall.trained(written, self.updates)
                 self.pairs.trained(written, self.updates)
@@ -277,6 +279,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "pairs": lambda facts: facts.pairs.to_dict(),
     "stored": lambda facts: facts.stored.to_dict(facts.loaders.trained_on(), facts.loaders.width),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
+    "reproduced": lambda facts: facts.reproduced.to_dict(),
     "classes": lambda facts: facts.classes.to_dict(),
     "recall": lambda facts: facts.recall.to_dict(facts.updates),
     "answers": lambda facts: facts.answers.to_dict(),

@@ -192,6 +192,10 @@ class Survival:
         self._origin: Tensor | None = None  # in the first update, or that after the last loading
         self._loaded: Tensor | None = None  # before a loading, until the next update
         self._kept: dict[str, list[Tensor]] = {"updates": [], "loads": []}
+        self._first: Tensor | None = None  # before the first update
+        self._drawn_back: list[
+            Tensor
+        ] = []  # which part of the way from there is left when the next update begins; 1 where all is
         self._ids, self._line = set[int](), ""
 
     @property
@@ -207,9 +211,12 @@ class Survival:
             return
         if follows and self._begun is not None and self._ended is not None:
             self._note("updates", self._begun[1], self._ended, now)
+            if self._first is not None and self._first.shape == now.shape == self._ended.shape:
+                self._drawn_back.append(_left(self._first, self._ended, now))
         if self._loaded is not None and self._origin is not None:
             self._note("loads", self._origin, self._loaded, now)
             self._origin = None
+        self._first = now if self._first is None else self._first
         self._origin = now if self._origin is None else self._origin
         self._begun, self._ended, self._loaded = (update, now), None, None
 
@@ -243,10 +250,16 @@ class Survival:
             self._kept[what].append(left.sum() / (moved != 0).sum())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shares of numbers that keep a part of their step, of updates and of what stands between loadings, as JSON values."""
-        return {what: [x for x in map(float, kept) if math.isfinite(x)] for what, kept in self._kept.items()} | {
-            "line": self._line
-        }
+        """Return the shares of numbers that keep a part of their step, of updates and of what stands between loadings, and which part of the way from the first values is left after each, as JSON values."""
+        shares = {what: [x for x in map(float, kept) if math.isfinite(x)] for what, kept in self._kept.items()}
+        return shares | {"line": self._line, "drawn_back": [*map(float, self._drawn_back)]}
+
+
+def _left(first: Tensor, ended: Tensor, now: Tensor, *, rounding: float = 0.01) -> Tensor:
+    """Return which part of the way from first values is left, where all numbers have gone back by the same part; else 1, as where all began at 0 and are scaled (rule of thumb: what rounding leaves of differences)."""
+    way, back = ended - first, now - first
+    part = (way @ back) / (way @ way)
+    return torch.where(((back - part * way).norm() <= rounding * way.norm()) & first.any(), part, 1.0)
 
 
 class Snapshot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from workbench.programs.command import Outcome, printed_last
 from workbench.programs.own_config import CONSTANTS
 from workbench.programs.trainings import chosen
 from workbench.progress import Progress
+from workbench.record.metrics import larger_is_better
 from workbench.record.read import TrialRecord
 from workbench.record.write import StudyWriter, TrialWriter
 from workbench.train.hooks import Hook
@@ -239,9 +241,31 @@ def write_outcome(
     if chosen:
         value, step = (min if config.select_mode == "min" else max)(chosen)
         event |= {"best_step": step, "best_value": value}
+    if config.select == "train/loss" and (printed := printed_values(outcome.tail)):
+        writer.study.add_facts(**{f"printed/{writer.number}": printed})
     state = "diverged" if diverged else "failed" if crashed or fault else "complete"
     writer.event("end", state=state, **event)
     writer.study.flush()
+
+
+_SPLIT = "(?:val|valid|validation|eval|dev)"
+_PRINTED = re.compile(
+    rf"\b({_SPLIT}[ _/-]{{0,2}}[a-z]\w*|[a-z]\w*[ _/-]{_SPLIT})\W{{0,4}}([+-]?\d+\.\d+(?:e[+-]?\d+)?)", re.IGNORECASE
+)
+_SMALLER = re.compile(r"loss|nll|mse|mae|rmse|ppl|perplexity|err|error|bpc")
+"""Names of metrics that nobody wants large (rule of thumb)."""
+
+
+def printed_values(text: str) -> dict[str, float]:
+    """Return the best value of each validation metric that lines print, by its words, where these tell which side is better."""
+    found: dict[str, list[float]] = {}
+    for label, value in _PRINTED.findall(text):
+        found.setdefault(re.sub(r"[\W_]+", " ", label).lower(), []).append(float(value))
+    return {
+        name: (max if larger else min)(values)
+        for name, values in found.items()
+        if (larger := larger_is_better(name.replace(" ", "_"))) or any(map(_SMALLER.fullmatch, name.split()))
+    }
 
 
 def place_of(name: str) -> tuple[str, str]:

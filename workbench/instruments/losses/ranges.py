@@ -96,8 +96,11 @@ def _at_logits(at: LossAt, kind: str, ideal: Tensor, span: Span) -> dict[str, An
     limited = torch.stack([at((ideal * s).clamp(*span)) for s in STRETCHES])
     ratios, hot = (best / ignorant)[ignorant > 0], (ideal > 0).double()
     axes = () if kind == "binary" else (1, ideal.dim() - 1)
+    axis = next((a for a in axes if bool((hot.sum(a) == 1).all())), None)
+    shares = hot.mean([k for k in range(hot.dim()) if k != axis], keepdim=True)
+    logits = (shares.log() - (axis is None) * (1 - shares).log()).clamp(-30.0, 30.0).to(ideal.dtype)
     return {
         "floor": float(best.mean()), "ignorant": float(ignorant.mean()), "reachable": float(limited.amin(0).mean()),
-        "floor_ratios": [float(ratios.min()), float(ratios.max())],
-        "classes": next((ideal.shape[a] for a in axes if bool((hot.sum(a) == 1).all())), 2),
+        "constant": float(at(logits.expand_as(ideal)).mean()), "floor_ratios": [float(ratios.min()), float(ratios.max())],
+        "classes": 2 if axis is None else ideal.shape[axis],
     }  # fmt: skip

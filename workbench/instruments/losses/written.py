@@ -1,7 +1,9 @@
-"""`Written`: which loss function of torch a loss is whose call was not seen, as it is written by hand, and the outputs and targets that it compares."""
+"""`Written`: which loss function of torch a loss is whose call was not seen, as it is written by hand, and the outputs and targets that it compares; `Reproduced`: whether outputs that are to be the inputs follow them."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -59,6 +61,48 @@ class Written:
                 return None
             node = parents[0]
         return None
+
+
+_ROWS, _NUMBERS = 16, 2**22
+"""Examples of a batch at least, as fewer follow anything by chance, and its numbers at most (rules of thumb)."""
+
+
+class Reproduced:
+    """Asks of a loss that compares outputs with the inputs, as autoencoders have it, how far the outputs follow what the examples of a batch differ by.
+
+    Attributes:
+        given: what the model was given last.
+    """
+
+    def __init__(self) -> None:
+        self.given: Tensor | None = None
+        self._looks: list[tuple[int, Tensor]] = []
+        self._due = 0
+
+    def trained(self, head: Iterable[Any], update: int) -> None:
+        """Take in what a loss that `backward` is about to be called on does to the outputs of the last layer."""
+        given, self.given = self.given, None
+        if given is None or update < self._due or given.grad_fn is not None or not given.is_floating_point():
+            return
+        node = next((each for each in head if each.name() in _OF_TORCH and each.name() != "NllLossBackward0"), None)
+        if node is None or not given.dim() or len(given) < _ROWS or given.numel() > _NUMBERS:
+            return
+        with torch.no_grad(), contextlib.suppress(RuntimeError):  # what a node holds may have been changed in place
+            parts = [given, node._saved_target, node._saved_self]
+            inputs, target, outputs = (part.detach().reshape(len(given), -1).float() for part in parts)
+            if inputs.shape == target.shape == outputs.shape:
+                self._due = update + max(update // 20, 1)
+                self._looks.append((update, torch.stack([_followed(inputs, target), _followed(outputs, target)])))
+
+    def to_dict(self) -> list[tuple[int, float, float]]:
+        """Return update and squared correlation of the inputs, and of the outputs, with the targets of each look, as JSON values."""
+        return [(update, float(found[0]), float(found[1])) for update, found in self._looks]
+
+
+def _followed(one: Tensor, other: Tensor) -> Tensor:
+    """Return the squared correlation of two tables, the mean of each column left out."""
+    one, other = one - one.mean(0), other - other.mean(0)
+    return (one * other).sum().square() / (one.square().sum() * other.square().sum()).clamp(min=1e-30)
 
 
 def _picked(node: Any) -> tuple[Tensor, Tensor] | None:

@@ -14,11 +14,12 @@ from workbench.topics.loop.diagnose_data import DATA_CODES, data_findings
 from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
+from workbench.topics.loop.diagnose_update import UPDATE_CODES, not_evaluated, unchanged, updates_lost
 from workbench.topics.loop.known import at, facts_of, rows_of, where_known
 from workbench.topics.one_batch.diagnose_layers import MOST_DROPPED, frozen
 
 OWN_CODES = Codes({
-    "loop.no_gradient": "F1.1", "loop.no_update": "F1.1", "loop.unowned_parameters": "F1.1", "loop.optimizer_mismatch": "F1.1",
+    "loop.no_gradient": "F1.1", **UPDATE_CODES, "loop.unowned_parameters": "F1.1", "loop.optimizer_mismatch": "F1.1",
     "loop.eval_mode_in_training": "F1.1", "loop.train_mode_in_eval": "F1.1", "loop.repeated_batch": "P2.9", "loop.memory_creep": "F1.1",
     "loop.retained_graph": "F1.1", "loop.no_grad_mode": "F1.1", "loop.decayed_norms": "F7.7", "loop.frozen_random": "F1.1",
 })  # fmt: skip
@@ -69,9 +70,8 @@ def diagnose_loop(
     """
     facts = record.facts.get("loop")
     if not facts:
-        return Diagnosis.of(
-            record, [CODES.not_measured(code, "the loop was not watched; wb.watch does that") for code in CODES]
-        )
+        reason = "the loop was not watched; wb.watch does that"
+        return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
     if not facts["order"]["backwards"]:
         reason = "no backward pass was seen: the loss is not made by torch, or the loop did not run"
         return Diagnosis.of(record, [_no_backward(facts) or CODES.not_measured(code, reason) if code == "loop.no_gradient" else CODES.not_measured(code, reason) for code in CODES])  # fmt: skip
@@ -79,7 +79,7 @@ def diagnose_loop(
     judges: list[tuple[Iterable[str], Callable[[], Finding | Iterable[Finding]]]] = [
         (ORDER_CODES, lambda: order_findings(facts, least_updates=least_updates)),
         (SCHEDULE_CODES, lambda: schedule_findings(facts)),
-        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], least_lr, _not_evaluated(record, facts))),
+        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], least_lr, not_evaluated(record, facts))),
         (["loop.eval_mode_in_training"], lambda: _eval_mode(facts, eval_share)),
         (["loop.train_mode_in_eval"], lambda: _train_mode(facts)),
         (["loop.repeated_batch"], lambda: _repeated(facts, repeated_share, least_updates)),
@@ -118,38 +118,8 @@ def _of(names: list[str], code: str) -> Say:
     return partial(OWN_CODES.finding, code, value=float(len(names)), unit="parameters", evidence={"names": names})
 
 
-def _unchanged(facts: Facts) -> list[str]:
-    """Return the parameters that no update changed; a bias before a norm has no gradient by nature, so that few biases alone are none."""
-    names: list[str] = facts["still"]
-    return [] if all(name.endswith("bias") for name in names) and len(names) * 3 <= facts["owned"] else names
-
-
-def _not_evaluated(record: RecordLike, facts: Facts, *, least: int = 5, learns: float = 0.9) -> Finding | None:
-    """Return a failure where an evaluated loss stays the same `least` times or more while that of training falls below `learns` times its first (rules of thumb), and no evaluation of a model that trains was seen; else None."""
-    steps, evals = rows_of(record), record.evals
-    losses = steps.get("loss")
-    if (
-        losses is None
-        or losses.empty
-        or "metric" not in evals
-        or any(m["trained"] and m["runs"] for m in facts["modes"]["models"])
-    ):
-        return None
-    mine = evals[evals["trial"] == steps["trial"].iloc[0]] if "trial" in steps else evals
-    held = mine["value"][(mine["metric"] == "loss") & (mine["split"] != "train")].tolist()
-    part = max(len(losses) // 10, 1)
-    first, last = losses.iloc[:part].median(), losses.iloc[-part:].median()
-    if len(held) < least or len(set(held)) > 1 or not held[0] > 0 or not last < learns * first:
-        return None
-    return OWN_CODES.finding(
-        "loop.no_update", "fail", f"The evaluated loss is {held[0]:.4g} in all {len(held)} evaluations, to the last digit, while that of training falls from {first:.3g} to {last:.3g}: "
-        "no update reaches the model that is evaluated.", value=float(len(held)), unit="evaluations",
-        advice=["Evaluate the model that is trained. Where a copy averages its weights, look at which of the two is written: the copy moves to the model, copy.lerp_(model, 1 - decay)."],
-    )  # fmt: skip
-
-
 def _parameters(facts: Facts, least_lr: float, unseen: Finding | None) -> list[Finding]:
-    silent, unowned, still = facts["without_gradient"], facts["unowned"], _unchanged(facts)
+    silent, unowned, still = facts["without_gradient"], facts["unowned"], unchanged(facts)
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
     if not facts["looks"]:
         return [OWN_CODES.not_measured(code, "no update was made") for code in _OF_PARAMETERS]
@@ -179,7 +149,7 @@ def _parameters(facts: Facts, least_lr: float, unseen: Finding | None) -> list[F
         ])  # fmt: skip
     else:
         owned = say("ok", "Every parameter that gets a gradient belongs to an optimizer.")
-    update = unseen or _update(facts, still, least_lr, none=none)
+    update = unseen or updates_lost(facts, still, least_lr, none=none)
     strange = facts["strangers_without_gradient"]
     say = partial(OWN_CODES.finding, "loop.optimizer_mismatch", value=float(strange), unit="parameters")
     if not facts["named"]:
@@ -202,48 +172,6 @@ def _no_grad_mode(facts: Facts) -> Finding:
         "fail", f"{named(names)} never train: what they belong to runs within torch.no_grad() or inference_mode() alone{at(facts, 'without_grad_mode_line')}.",
         advice=["Leave no_grad() out around what should train; where it is meant to be frozen, requires_grad_(False) says so."],
     )  # fmt: skip
-
-
-def _update(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> Finding:
-    say = _of(still, "loop.no_update")
-    update = say("ok", "Every parameter that was looked at is changed by its updates.")
-    if (lost := _overwritten(facts.get("kept"))) is not None:
-        return lost
-    if facts["moves"] < 2:
-        few = f"it takes 2 updates that are looked at before and after, and the run has {facts['moves']}"
-        update = OWN_CODES.not_measured("loop.no_update", few)
-    elif still and facts.get("moved_at", 1.0) < least_lr:  # of a warmup in epochs: rounding swallows such updates
-        small = f"the updates that were looked at have {facts['moved_at']:.2g} times the largest learning rate"
-        update = OWN_CODES.not_measured("loop.no_update", small)
-    elif still and not none:
-        turned = all(name.endswith("_reverse") for name in still)
-        update = say("fail" if len(still) * 2 > facts["owned"] else "warn", f"No update that was looked at changes {named(still)}.", advice=[
-            "Take the reverse direction's output at the first step, or h_n: at the last step it has seen one input and no state, so that its recurrent weights have a gradient of 0."
-            if turned else
-            "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
-        ])  # fmt: skip
-    return update
-
-
-def _overwritten(
-    kept: Facts | None, *, least: float = 0.01, share: float = 0.9, updates: int = 5, loads: int = 3
-) -> Finding | None:
-    """Return a finding where at most `least` of the numbers keep their step, in this share of `updates` or more, or over all of `loads` loadings or more (rules of thumb)."""
-    if kept is None:
-        return None
-    say: Say = partial(OWN_CODES.finding, "loop.no_update", "fail", evidence=dict(kept), unit="share", threshold=least)
-    each, loaded = ([x <= least for x in kept[name]] for name in ("updates", "loads"))
-    if len(each) >= updates and sum(each) >= share * len(each):
-        return say(
-            f"Of each update nearly nothing is left when the next one begins: the weights are overwritten after the step{at(kept, 'line')}.", value=max(kept["updates"]),
-            advice=["Keep an average of the weights in a copy of the model, and evaluate that; the model itself goes on from where its step led."],
-        )  # fmt: skip
-    if len(loaded) >= loads and all(loaded):
-        return say(
-            f"Weights are loaded into the model {len(loaded)} times in its training{at(kept, 'line')}, and nothing is left of the updates before.", value=max(kept["loads"]),
-            advice=["Load the best weights once, after training; and look at when they count as the best."],
-        )  # fmt: skip
-    return None
 
 
 def _eval_mode(facts: Facts, share: float) -> Finding:
@@ -274,9 +202,8 @@ def _train_mode(facts: Facts) -> Finding:
     if not any(m["runs"] for m in facts["modes"]["models"]):
         return say("ok", "Does not apply: no evaluation, a pass without gradient between updates, was seen.")
     apart = [m for m in seen if m["runs_in_train_apart"]]  # copies that average the weights, too
-    few = [
-        m for m in models if 0 < m["runs_in_train_no_loader"] * 2 < facts["updates"]
-    ]  # else part of the updates, as those of a teacher
+    # else part of the updates, as those of a teacher
+    few = [m for m in models if 0 < m["runs_in_train_no_loader"] * 2 < facts["updates"]]
     wrong = apart or few or [m for m in models if m.get("runs_in_train_again")]
     if not wrong:
         none = "No evaluation on other data than the updates' was seen to drop units, or to take the statistics of its batch."
@@ -335,13 +262,11 @@ def _creep(facts: Facts, share: float, least: float, least_graphs: int) -> Findi
             "memory grows with every update.", value=graphs["held"] / updates, unit="graphs per update", evidence={"graphs": dict(graphs)},
             advice=["Add up loss.item() or loss.detach(), not loss, which keeps the graph of every step; the same for lists of outputs, and states that are carried on."],
         )  # fmt: skip
-    if len(memory) < 8 and not graphs["marked"]:
-        short = "the run is too short, or the system does not say how much memory a process has"
-        return OWN_CODES.not_measured("loop.memory_creep", short)
     if len(memory) < 8:
-        return OWN_CODES.finding(
-            "loop.memory_creep", "ok", f"Of {graphs['marked']} losses at most {graphs['held']} graphs are held at once.", evidence={"graphs": dict(graphs)}
-        )  # fmt: skip
+        few = f"Of {graphs['marked']} losses at most {graphs['held']} graphs are held at once."
+        short = "the run is too short, or the system does not say how much memory a process has"
+        known = OWN_CODES.finding("loop.memory_creep", "ok", few, evidence={"graphs": dict(graphs)})
+        return known if graphs["marked"] else OWN_CODES.not_measured("loop.memory_creep", short)
     later = [(step, size) for step, size in memory if 2 * step >= memory[-1][0]]  # looks become rarer
     steps, sizes = [float(s) for s, _ in later], [float(b) for _, b in later]
     grown = sizes[-1] - sizes[0]

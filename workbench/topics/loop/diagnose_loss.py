@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,9 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
             lambda: dropped_units(facts["dropped"]["p"], facts["dropped"]["line"], most=most_dropped),
         ),
         *where_known(LOSS_CODES, _UNITS, lambda: _units(record, facts["units"], facts["data"])),
-        *where_known(LOSS_CODES, _FRESH, lambda: _fresh(facts["data"])),
+        *where_known(
+            LOSS_CODES, _FRESH, lambda: _fresh(facts["data"], _reproduced(facts["reproduced"], facts["updates"]))
+        ),
     ]
 
 
@@ -112,7 +114,7 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
         return [LOSS_CODES.not_measured(code, why) for code in _UNITS]
     equal = equal_units({"equal": found["equal"], "not_in_graph": ()}, {"equal": found["equal_later"]})
     guesses = loss.get("kind") in ("classes", "binary") and has_numbers(fresh["loss"])
-    if guesses and fresh["loss"] < _KNOWS * loss["ignorant"]:
+    if guesses and fresh["loss"] < _KNOWS * min(loss["ignorant"], loss["constant"]):
         trained = "Does not apply: the model was trained before."
         return [equal, *(LOSS_CODES.finding(code, "ok", trained) for code in _UNITS[1:])]
     seen = [each for each in found["units"] if each["later"]["rows"] >= _FEWEST_ROWS]
@@ -122,19 +124,51 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
     return [equal, *judged, linear_layers(found["in_a_row"]), *signals(found, bad, apart=equal.status == "ok")]
 
 
-def _fresh(data: Facts) -> list[Finding]:
-    """Judge the first outputs that a loss function of torch was given."""
+def _reproduced(
+    looks: Sequence[tuple[int, float, float]],
+    updates: int,
+    *,
+    short: int = 500,
+    least: int = 2,
+    same: float = 0.9,
+    limit: float = 0.02,
+) -> Finding | None:
+    """Return a failure where outputs that are to be the inputs do not follow them in the later half of training; else None.
+
+    Args:
+        short: runs of fewer updates tell nothing: variational autoencoders that learn well begin with 250 in which they follow nothing (rule of thumb).
+        least: looks at them (rule of thumb).
+        same: squared correlation from which on targets are the inputs, whatever they are scaled by (rule of thumb).
+        limit: the largest of outputs that follow nothing (rule of thumb: chance leaves a part of one over the examples of a batch).
+    """
+    late = [look for look in looks if 2 * look[0] >= updates]
+    if updates < short or len(late) < least:
+        return None
+    inputs, outputs = min(look[1] for look in late), max(look[2] for look in late)
+    if not (inputs >= same and outputs <= limit):
+        return None
+    return LOSS_CODES.finding(
+        "init.constant_output", "fail", f"The outputs are to be the inputs, and follow less than {limit:.0%} of what these differ by in the later half of training: every example gets the mean one.",
+        value=outputs, unit="squared correlation", threshold=limit, evidence={"looks": [list(look) for look in looks]},
+        advice=["In a variational autoencoder, lower the weight of the KL term (posterior collapse): sum the reconstruction over the pixels as the KL over the latents, and take the mean of both over the batch alone.",
+                "Else look whether the decoder is given the code, and whether a layer before it is constant."],
+    )  # fmt: skip
+
+
+def _fresh(data: Facts, collapsed: Finding | None) -> list[Finding]:
+    """Judge the first outputs that a loss function of torch was given; `collapsed` is what later ones are known to show."""
     fresh = data.get("fresh")
     if not fresh:
         none = "Does not apply: no loss was seen that compares outputs with targets of 40 examples or more."
-        return [LOSS_CODES.finding(code, "ok", none) for code in _FRESH]
+        unknown = [LOSS_CODES.finding(code, "ok", none) for code in _FRESH]
+        return [collapsed or unknown[0], unknown[1]]
     first, last = fresh["spreads"][0], fresh["spreads"][-1]
     constant = constant_output(first, last, 1e-6, f"after {last['update']} updates")
     if last["update"] < _SOON and constant.status == "fail":
         constant = LOSS_CODES.not_measured(constant.code, f"outputs were seen until update {last['update']} alone")
     loss, broken = (fresh["loss"], None) if has_numbers(fresh["loss"]) else (None, fresh["loss"])
     begun = {"train": {"classes": None, "loss": loss}, "first_loss": None, "nonfinite_loss": broken}
-    return [constant, initial_loss(begun, {"loss": data["range"], "spread": first})]
+    return [collapsed or constant, initial_loss(begun, {"loss": data["range"], "spread": first})]
 
 
 def _answers(found: Facts | None) -> Finding:

@@ -239,8 +239,8 @@ def falls_without_end(record: RecordLike, *, deep: float = DEEP) -> Finding | No
     return CODES.finding(
         "loss.unbounded", "fail", f"The training loss falls from {start:.3g} to {lowest:.3g} at lr {lr:.3g}, and keeps falling: it has no minimum.",
         value=lowest, unit="loss",
-        advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign or the "
-                "exponential of a log variance, a missing square.",),
+        advice=("Look for a term that rewards ever larger or smaller outputs: logits where log-probabilities are asked for, the sign of a "
+                "log-determinant or a log variance, a missing exponential or square.",),
     )  # fmt: skip
 
 

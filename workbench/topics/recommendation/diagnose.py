@@ -14,6 +14,7 @@ from workbench.curves.seed_comparison import (
     by_examples,
     by_faults,
     by_metrics,
+    by_printed,
     by_room,
     by_size,
     by_spread,
@@ -179,7 +180,7 @@ def screen(
         return compared
     ours, theirs = compared["baseline"]["trials"], compared["recommended"]["trials"]
     doubt = by_faults(judged_without_loss(record, diagnosis)) or by_values(record, theirs)
-    against = doubt or by_room(record, ours, theirs)
+    against = doubt or by_room(record, ours, theirs) or by_printed(record, ours, theirs)
     if not against and compared["promising"]:
         against = by_size(compared["gain"], compared["learned"])
     worth = compared["promising"] and not against
