@@ -98,7 +98,7 @@ def _at_logits(at: LossAt, kind: str, ideal: Tensor, span: Span) -> dict[str, An
     axes = () if kind == "binary" else (1, ideal.dim() - 1)
     axis = next((a for a in axes if bool((hot.sum(a) == 1).all())), None)
     shares = hot.mean([k for k in range(hot.dim()) if k != axis], keepdim=True)
-    logits = (shares.log() - (axis is None) * (1 - shares).log()).clamp(-30.0, 30.0).to(ideal.dtype)
+    logits = (shares.logit() if axis is None else shares.log()).clamp(-30.0, 30.0).to(ideal.dtype)
     return {
         "floor": float(best.mean()), "ignorant": float(ignorant.mean()), "reachable": float(limited.amin(0).mean()),
         "constant": float(at(logits.expand_as(ideal)).mean()), "floor_ratios": [float(ratios.min()), float(ratios.max())],
