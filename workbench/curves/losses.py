@@ -100,8 +100,6 @@ _NOTHING: dict[str, Any] = {
 }  # fmt: skip
 DEEP = 100.0
 """A loss so many times as far below zero as it began above or below, and at least 1, is too low to be one (rule of thumb)."""
-_BELOW = 10.0
-"""The same of one that still falls as fast as before (rule of thumb: a density model of which each deviation is a millionth of what it was comes there)."""
 _APART = 3.9
 """Factor between learning rates whose depths are held against each other, a little under the four of a sweep's grid."""
 
@@ -111,13 +109,16 @@ def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:
     return lowest < -deep * max(abs(first), 1.0)
 
 
-def bottomless(record: RecordLike, *, deep: float = DEEP, abyss: float = 1e6) -> tuple[float, float, float] | None:
+def bottomless(
+    record: RecordLike, *, deep: float = DEEP, below: float = 10.0, abyss: float = 1e6
+) -> tuple[float, float, float] | None:
     """Return (lowest training loss, its lr, its first loss) where that run falls without end; None where none does.
 
     A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
     the end of the best run as after a quarter of it. A run that rises further above zero than it falls below diverges: what is negative
     there is rounding, such as that of a cross-entropy of logits beyond 1e15. A loss `abyss` times as far below zero as the first one from
-    zero has no minimum, however it got there (rule of thumb); nor has one that lies `_BELOW` times as far and falls at the same pace to the end.
+    zero has no minimum, however it got there (rule of thumb); nor has one that lies `below` times as far and
+    falls at the same pace to the end (rule of thumb: a density of which each deviation is a millionth of what it was comes there).
     """
     by_lr: dict[float, tuple[float, float, float]] = {}
     paced = []
@@ -126,7 +127,7 @@ def bottomless(record: RecordLike, *, deep: float = DEEP, abyss: float = 1e6) ->
         if known.size >= 4 and not (is_deep(known.min(), known[0], deep=deep) and known.max() > -known.min()):
             row = (float(known.min()), float(known[: known.size // 4].min()), float(known[0]))
             by_lr[curve.lr] = min(row, by_lr.get(curve.lr, row))
-            if is_deep(known[-1], known[0], deep=_BELOW) and _keeps_pace(curve):
+            if is_deep(known[-1], known[0], deep=below) and _keeps_pace(curve):
                 paced.append((row[0], curve.lr, row[2]))
     ranked = sorted((row, lr) for lr, row in by_lr.items())
     if not ranked:
