@@ -109,9 +109,7 @@ def is_deep(lowest: float, first: float, *, deep: float = DEEP) -> bool:
     return lowest < -deep * max(abs(first), 1.0)
 
 
-def bottomless(
-    record: RecordLike, *, deep: float = DEEP, below: float = 10.0, abyss: float = 1e6
-) -> tuple[float, float, float] | None:
+def bottomless(record: RecordLike, *, deep: float = DEEP, below: float = 10.0, abyss: float = 1e6) -> tuple[float, float, float] | None:  # fmt: skip
     """Return (lowest training loss, its lr, its first loss) where that run falls without end; None where none does.
 
     A loss that has a minimum, however low, is reached at learning rates a factor of four apart, and is not twice as far from zero at
