@@ -27,6 +27,10 @@ CODES = Codes({"optimizers.constants": "F7.7", "optimizers.weight_decay_shrinks"
 _CONSTANTS, _DECAY = CODES
 LOST_FRAC = 0.1
 """A setting costs something where it takes this share of what training learns without it (rule of thumb)."""
+_LEAST_FRAC = 0.02  # or this one (O1 calls differences of 2 % equal), of a constant without which both losses are
+_EASED_FRAC = (
+    0.25  # so much lower: what is learned of a loss that begins far above its end tells little (rule of thumb)
+)
 _MOST_FRAC = 0.5  # where the selected metric lacks this much, a better fit is none (rule of thumb)
 ALL_FRAC = 0.9  # where it takes this much, training does not work (rule of thumb)
 _NOISE_SDS = 2.0
@@ -56,7 +60,15 @@ class Replaced:
     @property
     def costs(self) -> bool:
         """Whether the baseline is worth mending; a worse fit alone is what weight decay is there for, unless next to nothing is learned."""
+        if self.field in _MEANS and not self.fit_only and self.lost >= _LEAST_FRAC and self.eased >= _EASED_FRAC:
+            return True
         return self.lost >= (ALL_FRAC if self.fit_only and self.field == "weight_decay" else LOST_FRAC)
+
+    @property
+    def eased(self) -> float:
+        """Share of the training loss, and of the loss that selects, that the usual value takes away; 0 or less for a metric that is better when larger."""
+        pairs = (self.loss, self.select or (0.0, 0.0))
+        return min(1 - other / own if other >= 0 < own < math.inf else 0.0 for own, other in pairs)
 
     @property
     def status(self) -> Status:
@@ -139,7 +151,13 @@ def _constants(found: Mapping[str, list[Replaced]], constants: Mapping[str, floa
         return CODES.finding(_CONSTANTS, "ok", summary, evidence={"constants": known})
     worst = found[_CONSTANTS][0]
     head = f"{worst.field}={worst.own:g} is unusual ({worst.usual:g} is usual)"
-    costs = "keeps training from learning" if worst.costs else "costs little"
+    costs = (
+        "keeps training from learning"
+        if worst.lost >= LOST_FRAC
+        else "leaves the loss higher"
+        if worst.costs
+        else "costs little"
+    )
     means = _MEANS[worst.field].format(memory=1 / max(1 - worst.own, 1e-12))
     advice = [f"Set {worst.field}={worst.usual:g}: at {worst.own:g}, {means}. Then tune the learning rate."]
     return CODES.finding(
