@@ -291,6 +291,33 @@ for k in range(120):
 """
 
 
+FITS = """
+import torch
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+y = x.sum(1, keepdim=True)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
+for epoch in range(80):
+    pick = torch.randint(256, (32,))
+    loss = torch.nn.functional.mse_loss(model(x[pick]), y[pick])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"epoch {epoch} val auc {0.9:.4f}")
+"""
+
+
+def test_a_larger_lr_is_not_advised_where_no_printed_validation_score_is_better(tmp_path: Path) -> None:
+    """By the training loss it is: that falls four times as far."""
+    found = diagnose_program(
+        ["python", "train.py"], tmp_path / "study", folder=folder(tmp_path, FITS), seeds=1, threads=1, budget="3x"
+    )
+    assert found["lr.too_low"].status == "ok"
+    assert "what the program prints of validation is no better (val auc 0.9 against 0.9)" in found["lr.too_low"].summary
+    assert not found.recommendation["adopted"]
+
+
 def test_a_loss_that_falls_without_end_is_named_and_no_lr_is_adopted_by_it(tmp_path: Path) -> None:
     """The sign of the logarithm of a variance, and its healthy twin: the Gaussian likelihood, which has a minimum."""
     errors = "(y[pick] - mean) ** 2 * torch.exp(-log_variance)"

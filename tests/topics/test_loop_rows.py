@@ -147,3 +147,21 @@ def test_examples_that_are_mixed_by_a_wrong_axis_are_told_with_its_line(name: st
 def test_examples_that_are_not_mixed_or_on_purpose_rouse_nothing(name: str, tmp_path: Path) -> None:
     found = judged(WELL[name], tmp_path / "run")
     assert found.status == "ok", found.summary
+
+
+@pytest.mark.parametrize(("axes", "rows", "status"), [("0", 32, "warn"), ("1", 32, "ok"), ("0", 6, "ok"), ("01", 32, "ok")])  # fmt: skip
+def test_the_softmax_of_a_loss_over_the_examples_of_a_batch_is_found(axes: str, rows: int, status: str, tmp_path: Path) -> None:  # fmt: skip
+    """Of six documents for each query; as many queries may be pairs of all with all, as may be what a loss goes through both ways."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, 1), nn.Flatten(1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.randn(192, 6, FEATURES), torch.randn(192, 6)), rows, shuffle=True)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for x, grades in loader:
+            scores = model(x)
+            losses = [-(grades.softmax(int(axis)) * scores.log_softmax(int(axis))).sum() for axis in axes]
+            optimizer.zero_grad()
+            torch.stack(losses).mean().backward()
+            optimizer.step()
+    found = run.diagnose()["loop.batch_dependence"]
+    assert (found.status, "over axis 0" in found.summary) == (status, status == "warn"), found.summary

@@ -149,6 +149,8 @@ class LoopFacts:
                 self.surrogates.trained(losses, head, self.updates, near=self.near)
                 self.classes.trained(head)
                 self.reproduced.trained(head, self.updates)
+                if self.near:
+                    self.others.trained(head, self.loaders.row(self.loaders.last))
                 written = self.written.compared(losses)
                 self.recall.trained(written, self.updates)
                 self.pairs.trained(written, self.updates)

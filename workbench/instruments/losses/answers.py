@@ -143,6 +143,16 @@ class Others:
             with contextlib.suppress(RuntimeError):  # of a graph that cannot be gone through twice
                 self._look(outputs, rows, bool(loader.get("random") and loader.get("size") == rows))
 
+    def trained(self, head: set[Any], loader: Mapping[str, Any]) -> None:
+        """Take in what a loss that `backward` is about to be called on does to the outputs of the last layer: every softmax of it over the examples, and none over what each of them has."""
+        over = [node for node in head if node.name().startswith(("LogSoftmax", "Softmax"))]
+        shapes = {tuple(node._saved_result.shape) for node in over if not node._saved_dim}
+        rows, columns = shapes.pop() if len(shapes) == 1 and len(max(shapes)) == 2 else (0, 0)
+        apart = rows != columns > 1  # else of all pairs, or of one list
+        if apart and all(not node._saved_dim for node in over) and loader.get("random") and loader.get("size") == rows:
+            name = over[0].name().removesuffix("Backward0")
+            self._found = {"rows": rows, "coupled": True, "softmax": name, "norm": False, "drawn": True, "line": own_line()}  # fmt: skip
+
     def _look(self, outputs: Tensor, rows: int, drawn: bool) -> None:
         nodes = walked([outputs.grad_fn])[1]
         if TAPS.hooked or any(

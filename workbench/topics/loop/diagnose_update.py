@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import pandas as pd
+
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.loop.known import at, rows_of
@@ -21,18 +23,39 @@ def unchanged(facts: Facts) -> list[str]:
     return [] if all(name.endswith("bias") for name in names) and len(names) * 3 <= facts["owned"] else names
 
 
-def not_evaluated(record: RecordLike, facts: Facts, *, least: int = 5, learns: float = 0.9) -> Finding | None:
-    """Return a failure where an evaluated loss stays the same `least` times or more while that of training falls below `learns` times its first (rules of thumb), and no evaluation of a model that trains was seen; else None."""
+def not_evaluated(
+    record: RecordLike, facts: Facts, *, least: int = 5, learns: float = 0.9, well: float = 0.5, little: float = 0.05
+) -> Finding | None:
+    """Return a failure where an evaluated loss stays the same `least` times or more while that of training falls below `learns` times its first (rules of thumb), and no evaluation of a model that trains was seen; else None.
+
+    A warning where the evaluated one stays in the upper half of what that of training falls, to below `well` times its first, and changes by at most
+    `little` of it (rules of thumb).
+    """
     steps, evals = rows_of(record), record.evals
     losses = steps.get("loss")
     seen = any(m["trained"] and m["runs"] for m in facts["modes"]["models"])
-    if losses is None or losses.empty or "metric" not in evals or seen:
+    if losses is None or losses.empty or seen:
         return None
-    mine = evals[evals["trial"] == steps["trial"].iloc[0]] if "trial" in steps else evals
-    held = mine["value"][(mine["metric"] == "loss") & (mine["split"] != "train")].tolist()
+    held = list[float]()
+    if "metric" in evals:
+        mine = evals[evals["trial"] == steps["trial"].iloc[0]] if "trial" in steps else evals
+        held = mine["value"][(mine["metric"] == "loss") & (mine["split"] != "train")].tolist()
+    logged = bool(held)
+    if not logged and (watched := facts["data"].get("trained", {}).get("losses")):
+        held = pd.DataFrame(watched).groupby(0)[1].mean().tolist()
     part = max(len(losses) // 10, 1)
     first, last = losses.iloc[:part].median(), losses.iloc[-part:].median()
-    if len(held) < least or len(set(held)) > 1 or not held[0] > 0 or not last < learns * first:
+    if len(held) < least or not held[0] > 0 or not last < learns * first:
+        return None
+    moved = max(held) - min(held)
+    stays = 2 * min(held) >= losses.iloc[0] + last and moved <= little * (first - last)
+    if moved > 0 and stays and last < well * first:
+        return UPDATE_CODES.finding(
+            "loop.no_update", "warn", f"The evaluated loss moves from {held[0]:.4g} to {held[-1]:.4g} in {len(held)} evaluations, while that of training falls from {first:.3g} to {last:.3g}: "
+            "updates hardly reach the model that is evaluated, which is not the one that trains.", value=moved / (first - last), unit="share", threshold=little,
+            advice=["Where it averages the weights of the other, take a smaller decay, or one that grows, min(decay, (1 + k) / (10 + k)) after k updates: an average with decay 0.9999 needs some 10,000 updates to forget its first weights."],
+        )  # fmt: skip
+    if moved > 0 or not logged:
         return None
     return UPDATE_CODES.finding(
         "loop.no_update", "fail", f"The evaluated loss is {held[0]:.4g} in all {len(held)} evaluations, to the last digit, while that of training falls from {first:.3g} to {last:.3g}: "
