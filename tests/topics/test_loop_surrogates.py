@@ -250,16 +250,19 @@ class Coupling(nn.Module):
         return torch.cat([x[:, :2], x[:, 2:] * scale.exp() + shift], 1), scale.sum(1)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
-@pytest.mark.parametrize(("sign", "status"), [(1.0, "ok"), (-1.0, "fail")])
+@pytest.mark.parametrize(("sign", "schedule", "beside", "status"), [
+    (1.0, "constant", False, "ok"), (1.0, "cosine", False, "ok"), (-1.0, "constant", False, "fail"), (-1.0, "cosine", False, "fail"), (-1.0, "constant", True, "ok"),
+])  # fmt: skip
 def test_a_likelihood_that_falls_below_zero_at_the_same_pace_has_no_minimum(
-    sign: float, status: str, schedule: str, tmp_path: Path
+    sign: float, schedule: str, beside: bool, status: str, tmp_path: Path
 ) -> None:
-    """The right one falls below zero, too, on data that lie close to a line, and nears its minimum."""
+    """The right one falls below zero, too, on data that lie close to a line, and nears its minimum. What another optimizer trains beside it, as a critic, may reward without end."""
     torch.manual_seed(0)
     model = Coupling()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
+    other = nn.Linear(4, 1)
+    critic = torch.optim.SGD(other.parameters(), lr=1e-2)
     with wb.watch(model, optimizer, out=tmp_path / "run") as run:
         for _ in range(500):
             x = torch.randn(64, 2)
@@ -271,6 +274,10 @@ def test_a_likelihood_that_falls_below_zero_at_the_same_pace_has_no_minimum(
             optimizer.step()
             if schedule == "cosine":
                 cosine.step()
+            if beside:
+                critic.zero_grad()
+                other(x).square().mean().backward()
+                critic.step()
     found = run.diagnose()
     assert float(run.record.steps["loss"].iloc[-1]) < -2
     assert (found["loss.unbounded"].status if "loss.unbounded" in found else "ok") == status

@@ -119,13 +119,13 @@ def bottomless(record: RecordLike, *, deep: float = DEEP, below: float = 10.0, a
     falls at the same pace to the end (rule of thumb: a density of which each deviation is a millionth of what it was comes there).
     """
     by_lr: dict[float, tuple[float, float, float]] = {}
-    paced = []
+    paced, others = [], "others" in ((record.facts.get("loop") or {}).get("strangers") or {})  # as a critic's optimizer
     for curve in judged(record).curves:
         known = curve.loss[np.isfinite(curve.loss)]
         if known.size >= 4 and not (is_deep(known.min(), known[0], deep=deep) and known.max() > -known.min()):
             row = (float(known.min()), float(known[: known.size // 4].min()), float(known[0]))
             by_lr[curve.lr] = min(row, by_lr.get(curve.lr, row))
-            if is_deep(known[-1], known[0], deep=below) and _keeps_pace(curve):
+            if is_deep(known[-1], known[0], deep=below) and _keeps_pace(curve) and not others:
                 paced.append((row[0], curve.lr, row[2]))
     ranked = sorted((row, lr) for lr, row in by_lr.items())
     if not ranked:
