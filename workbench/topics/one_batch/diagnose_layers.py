@@ -114,12 +114,14 @@ def dead_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -> Fin
     share = max(share for share, _ in shares)
     layers = [{"module": u["module"], "units": u["units"], "dead": u["dead"]} for u in relus][:50]
     say = partial(say, value=share, unit="share", threshold=DEAD, evidence={"layers": layers})
-    off = [u["module"] for s, u in shares if s >= DEAD and (u["units"] >= FEW_UNITS or s == 1)]
+    off = [(s, u["module"]) for s, u in shares if s >= DEAD and (u["units"] >= FEW_UNITS or s == 1)]
     if not off:
         most = f"At most {share:.0%} of a layer's ReLU units are" if share else "No ReLU unit is"
         return say("ok", f"{most} off for every example.")
     fix = "Begin biases at 0 and scale inputs and weights to unit size; or use leaky ReLU, GELU, or a norm before the ReLU."
-    return say(bad, f"{share:.0%} of the ReLU units {where} {named(off)} are off for every example, and get no gradient.", advice=[fix])  # fmt: skip
+    least = min(off)[0]
+    said = f"{f'{least:.0%} to ' * (least < share)}{share:.0%} of the ReLU units {where} {named([module for _, module in off])}"
+    return say(bad, f"{said} are off for every example, and get no gradient.", advice=[fix])
 
 
 def saturated_units(units: Sequence[Facts], bad: Status, *, where: str = "in") -> Finding:
