@@ -316,8 +316,8 @@ class TrainerWatch:
         layers = [(model[name], model[name.removesuffix(mean) + var]) for name in model if name.endswith(mean)]
         self._buffers.note(layers, "checkpoint")
 
-    def _on_save(self, _: Any, path: Path) -> None:
-        self._files.note(path, "checkpoint")
+    def _on_save(self, tensors: Any, filename: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - as save_file
+        self._files.note(filename, "checkpoint")
 
     def _on_positions(self, original: Any, examples: int, config: Any, whole: int, *args: Any) -> Iterator[Tensor]:
         for order in original(examples, config, whole, *args):
