@@ -154,7 +154,7 @@ WEIGHTS: list[tuple[str, str, Callable[[Kept, nn.Module, int], object]]] = [
     ("fail", "average loaded", lambda kept, m, k: (kept.average(m, 0.001), m.load_state_dict(kept.held))),
     ("fail", "average written", lambda kept, m, k: (kept.average(m, 0.001), kept.write(m))),
     ("fail", "never leaves", lambda kept, m, k: k % 10 == 9 and m.load_state_dict(kept.held)),
-    ("fail", "lookahead whose slow weights stay", lambda kept, m, k: k % 5 == 4 and [p.lerp_(kept.held[name], 0.5) for name, p in m.named_parameters()]),
+    ("fail", "lookahead whose slow weights stay", lambda kept, m, k: k % 10 == 9 and [p.lerp_(kept.held[name], 0.5) for name, p in m.named_parameters()]),
     ("ok", "average beside", lambda kept, m, k: kept.average(m, 0.001)),
     ("ok", "lookahead", lambda kept, m, k: k % 5 == 4 and (kept.average(m, 0.5), kept.write(m))),
     ("ok", "back to the best", plateau),
@@ -173,7 +173,7 @@ def test_weights_that_are_written_over_so_that_updates_are_lost_are_found(
     kept.held = {name: value.clone() for name, value in model.state_dict().items()}
     finding = trained(tmp_path / "run", model, kept)["loop.no_update"]
     assert finding.status == status, finding.summary
-    assert status == "ok" or finding.summary.startswith(("Of each update", "Weights are loaded", "After 3 of"))
+    assert status == "ok" or finding.summary.startswith(("Of each update", "Weights are loaded", "After"))
 
 
 def test_folds_that_begin_with_the_same_weights_rouse_nothing(tmp_path: Path) -> None:

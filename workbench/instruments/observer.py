@@ -278,6 +278,7 @@ class LoopObserver:
     def _note_step(self, number: int, optimizer: Optimizer) -> None:
         if number == 0:
             self.facts.survival.begins(optimizer, self.updates, alone=self.attention.is_last(self.updates))
+            self.attention.wanted = self.facts.survival.again
         self.facts.step_begins(number, optimizer, altered=self._is_altered(number))
 
     @looks

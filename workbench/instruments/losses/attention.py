@@ -41,6 +41,7 @@ class Attention:
         spent: seconds that looking took since it was set to 0.
         around: those that getting ready for the next look took, and ending the last one.
         begins: updates after which the next look begins.
+        wanted: the update that is to be looked at, with the one before it, where it is still to come.
         norms_every: updates between two gradient norms where nothing else is looked at.
     """
 
@@ -51,7 +52,7 @@ class Attention:
         self.every, self.weight, self._looked, self._seen, self._jumps = 1, 1, 0, 0, 0
         self.begins, self._ends = 0, FIRST  # of the look in progress, or the next one
         self._costs: deque[tuple[float, float]] = deque(maxlen=2 * AFTER + 1)  # of looks, and the rest of their steps
-        self.sees = False
+        self.sees, self.wanted = False, 0
         self.norms_every, self._step = 1, math.inf
         self._norm_costs: deque[float] = deque(maxlen=AFTER)
         self.losses, self.probes = Level(sds), Level(sds)
@@ -99,6 +100,8 @@ class Attention:
             gap = 1 + int((2 * self.every - 1) * (self._looked * _GOLDEN % 1.0))
             self.begins = self._ends + length * (gap - 1)
             self._ends = self.begins + length
+            if updates <= self.wanted < self._ends:
+                self.begins, self._ends = max(updates, self.wanted - 1), self.wanted + 1
         awake = updates >= self.begins
         if awake and not self.awake:
             self.weight = max(round((self._ends - self._seen) / (self._ends - self.begins)), 1)

@@ -91,8 +91,8 @@ def _overwritten(
 ) -> Finding | None:  # fmt: skip
     """Return a finding where at most `least` of the numbers keep their step, in this share of `updates` or more, or over all of `loads` loadings or more (rules of thumb).
 
-    So it does where all numbers go back by one part of the way from their first values, of which `back` at most is left, `pulls` times and not
-    in the first half of the looks alone (rules of thumb: once does whatever keeps a copy of the weights that moves on).
+    So it does where all numbers go back by one part of the way from their first values, of which `back` at most is left, `pulls` times and
+    in the later half of the updates until the last look, too (rules of thumb: once does whatever keeps a copy of the weights that moves on).
     """
     if kept is None:
         return None
@@ -110,10 +110,11 @@ def _overwritten(
             f"Weights are loaded into the model {len(loaded)} times in its training{at(kept, 'line')}, and nothing is left of the updates before.", value=max(kept["loads"]),
             advice=["Load the best weights once, after training; and look at when they count as the best."],
         )  # fmt: skip
-    drawn = [part <= back for part in kept.get("drawn_back", ())]
-    if sum(drawn) >= pulls and any(drawn[len(drawn) // 2 :]):
+    looks = kept.get("drawn_back", ())
+    drawn = [update for update, left in looks if left <= back]
+    if len(drawn) >= pulls and 2 * drawn[-1] > looks[-1][0]:
         return say(
-            f"After {sum(drawn)} of {len(drawn)} updates that were looked at, all parameters are set back towards their first values, by the same part of the way: updates are undone.", value=min(kept["drawn_back"]),
+            f"After {len(drawn)} of {len(looks)} updates that were looked at, all parameters are set back towards their first values, by the same part of the way: updates are undone.", value=min(left for _, left in looks),
             advice=["Look at what is copied into the parameters every few updates. Of two copies of the weights, as Lookahead has them, the slow one has to keep its own step towards the fast one."],
         )  # fmt: skip
     return None
