@@ -140,6 +140,36 @@ def broadcast_targets(r: Recipe) -> Recipe:
     return column.but(kind="own", loss=_broadcasting)
 
 
+def _pinball(error: Tensor) -> Tensor:
+    return torch.maximum(0.9 * error, -0.1 * error)
+
+
+def _quantile(r: Recipe, sign: int = 1) -> Recipe:
+    costs = {"cost": lambda outputs, batch: 10 * _pinball(batch[1] - outputs)}
+    return r.wrong(lambda outputs, batch: _pinball(sign * (batch[1] - outputs))).having(metrics=costs)
+
+
+@fault("loss", "loss.metric_disagrees", on="diabetes friedman sums_lstm", twin=_quantile)
+def quantile_of_the_other_side(r: Recipe) -> Recipe:
+    return _quantile(r, sign=-1)
+
+
+@fault("loss", "lr.nothing_learns init.constant_output loop.overfit_one_batch", on="vae")
+def reconstruction_a_mean_beside_a_summed_kl(r: Recipe) -> Recipe:
+    def loss(outputs: Any, batch: Any) -> Tensor:
+        _, mean, log_var = outputs
+        nothing = (batch[1], torch.zeros_like(mean), torch.zeros_like(log_var))
+        error, right = r.loss((outputs[0], *nothing[1:]), batch), r.loss((nothing[0], mean, log_var), batch)
+        return error / batch[1].shape[1] + right
+
+    return r.wrong(loss)
+
+
+@fault("loss", "lr.nothing_learns loop.overfit_one_batch loop.sees_target", on="text_gru text_transformer")
+def classes_and_places_viewed(r: Recipe) -> Recipe:
+    return r.model(lambda m: After(m, after=lambda o: o.transpose(1, 2).reshape(o.shape)))
+
+
 @fault("loss", "loss.unbounded loss.metric_disagrees", on="digits_mlp diabetes multilabel")
 def sign_flipped(r: Recipe) -> Recipe:
     right = r.workload().loss

@@ -186,7 +186,8 @@ def signals(fresh: Facts, bad: Status, *, apart: bool) -> list[Finding]:
     if least < VANISHING:
         found[0] = low(
             bad, f"The signal dies out in the fresh model: t{said}.",
-            advice=["Initialise weights to keep the signal's size (Kaiming for ReLU, Xavier for tanh); replace sigmoids; add norms or residual connections."],
+            advice=["Initialise weights to keep the signal's size (Kaiming for ReLU, Xavier for tanh); replace sigmoids; add norms or residual connections. "
+                    "Take a recurrent layer's state at the last token, not at the end of the padding behind it."],
         )  # fmt: skip
     if not most <= EXPLODING:
         found[1] = high(

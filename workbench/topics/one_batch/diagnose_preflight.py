@@ -18,8 +18,8 @@ CODES = Codes({
 })  # fmt: skip
 SPLITS = ("train", "validation")
 _SMALLER = (
+    "Initialise the last layer smaller (zeros are allowed there; 0.02 for an embedding that also makes the logits), so that the first outputs are near 0.",
     "Scale the inputs to about unit size.",
-    "Initialise the last layer smaller (zeros are allowed there), so that the first outputs are near 0.",
 )
 MOST_OUTPUTS = 50
 """Outputs up to which a class without an example is told (rule of thumb)."""
