@@ -32,6 +32,8 @@ def found(*alarms: str, status: Status = "warn") -> list[Finding]:
     {"loop.no_update!": [], "units.equal!": ["loop.no_gradient"]},
     {"units.dead": ["loop.no_gradient", "loop.no_update", "init.constant_output"]},
     {"loss.double_softmax": ["lr.too_low"], "evaluation.minority_counts": []},
+    # a layer with equal weights is a fault of its own, whatever the loss
+    {"loss.double_softmax!": ["init.loss"], "units.equal!": ["loop.no_gradient"]},
     {"architecture.no_norm": ["lr.nothing_learns!"]},
     {"architecture.no_residual": ["evaluation.underfits!"]},
     # what is drawn at random in evaluation comes before what is compared by it

@@ -45,6 +45,30 @@ def test_nothing_holds_the_model_and_the_optimizer_after_a_watch(tmp_path: Path)
     assert TAPS.on_fault == {}
 
 
+@pytest.mark.parametrize("place", ["before the pass", "after the step"])
+def test_norms_are_those_of_the_update_where_a_loop_clips_other_gradients(place: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(12):
+            if place == "after the step" and norms:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.zero_grad()
+            if place == "before the pass":
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            F.cross_entropy(model(torch.randn(4, 3)), torch.tensor([0, 1, 1, 0])).backward()
+            norms.append(math.hypot(*(p.grad.norm().item() for p in model.parameters() if p.grad is not None)))
+            optimizer.step()
+    steps = run.record.steps
+    looked = steps["looked"] == 1
+    assert looked.sum() >= 8
+    assert steps["grad_norm"][looked].tolist() == pytest.approx(
+        [n for n, seen in zip(norms, looked, strict=True) if seen], rel=1e-5
+    )
+
+
 @pytest.mark.parametrize("constants", [{}, {"betas": None, "weight_decay": None}, {"eps": -1.0}, {"lr": None}])
 def test_an_optimizer_whose_constants_are_odd_is_watched_to_the_end(constants: dict[str, Any], tmp_path: Path) -> None:
     model = nn.Linear(3, 2)

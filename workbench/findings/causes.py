@@ -91,6 +91,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loop.conversion": (),
     "loop.*": _LEARNS,
     "loss.floor": (),
+    "loss.double_softmax": ("init.loss", "loss.metric_disagrees", "gradients.*", *_LEARNS),
     "loss.*": ("init.loss", "loop.no_gradient", "loop.no_update", "loss.metric_disagrees", "units.*", "gradients.*", *_LEARNS),
     "init.*": _LEARNS,
     "units.dropped": ("loop.no_gradient", "loop.no_update", *_LEARNS),

@@ -136,6 +136,7 @@ class LoopObserver:
         plain = [self._read(loss.detach()) for loss in given if isinstance(loss, Tensor) and loss.numel() == 1]
         touched = self._touched() if self.attention.awake else ()
         leaves = self.facts.backward_begins(given, touched, retained=retained)
+        self.norms = self.norms if self.facts.order.backwards > 1 else []  # clipped before any pass
         self._pending.begins(plain, leaves, touched if self.attention.awake else None)
 
     def _read(self, loss: Tensor) -> Value:
@@ -153,8 +154,7 @@ class LoopObserver:
         if not self.looks_now:
             return
         if self.needs_exit_norm and self._numbers:
-            first = next(iter(self._numbers))
-            self._exit_norm = total_norm(gradients_of(first))
+            self._exit_norm = total_norm(gradients_of(next(iter(self._numbers))))
         self._mark()
         self.facts.token("backward")
 
@@ -189,7 +189,8 @@ class LoopObserver:
     @looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
-        if norm is not None and type(norm) is Tensor and first not in [seen for seen, _, _ in self.norms]:
+        early = self.facts.order.backwards and not self._pending.waits(None)  # before the pass, or after the step
+        if norm is not None and not early and type(norm) is Tensor and first not in [seen for seen, _, _ in self.norms]:
             self.norms.append((first, limit, norm.detach()))
         if self.looks_now:
             self._mark()

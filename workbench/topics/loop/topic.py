@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from workbench.curves.clipping import max_grad_norm_of
+from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure, StudyKind, Topic
 from workbench.topics.loop.diagnose import CODES
 from workbench.topics.loop.diagnose import diagnose_loop as diagnose
@@ -10,6 +13,18 @@ from workbench.topics.loop.figures import plot_loop as plot
 from workbench.topics.loop.judge import judge_run as judge
 
 __all__ = ["diagnose", "judge", "plot"]
+
+
+def _limit(record: Any, diagnosis: Diagnosis) -> str:
+    """Return the threshold that gradients are clipped at; "" where there is none, or it is none of the update's gradients that are clipped."""
+    limit = max_grad_norm_of(record.config)
+    late = any(f.code == "clipping.after_step" and f.status in ("warn", "fail") for f in diagnosis.findings)
+    return (
+        ""
+        if limit is None or late
+        else f"Gradients are clipped at a norm of {limit:g}, below which most updates should lie."
+    )
+
 
 TOPIC = Topic(
     name="loop",
@@ -19,7 +34,7 @@ TOPIC = Topic(
             name="loop",
             shows="Loss, gradient norm before clipping and learning rate against the update.",
             caption="The norm belongs in one decade; the learning rate should reach the end of its schedule with the run. Squares, or marks at the upper edge, are evaluations.",
-            numbers=lambda record, _: f"Gradients are clipped at a norm of {limit:g}, below which most updates should lie." if (limit := max_grad_norm_of(record.config)) is not None else "",
+            numbers=_limit,
             codes=("loop.no_zero_grad", "loop.scheduler_unit", "clipping.aggressive"),
             draw=plot, facts="loop",
         ),
