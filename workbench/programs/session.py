@@ -23,6 +23,7 @@ from workbench.programs.command import Command, Outcome, printed_last
 from workbench.programs.layout import FIRST_RUN
 from workbench.programs.own_config import own_config, own_optimizer, own_schedule, own_threshold
 from workbench.programs.trainer import (
+    SPLIT,
     UNCHANGED,
     Program,
     ProgramTrainer,
@@ -41,10 +42,9 @@ from workbench.studies.session import Session, say_resumed
 
 LOGGED = "validation/loss"
 """What runs are compared by where it is logged, or printed twice or more, and nothing else was asked for."""
-_SPLIT = "(?:validation|valid|val|evaluation|eval|dev)"
 _APART = "[^A-Za-z0-9]"
 PRINTED_LOSS = (
-    rf"(?i)(?<![A-Za-z0-9])(?:{_SPLIT}(?:{_APART}{{0,3}}|{_APART}{{1,3}}(?:[A-Za-z]+{_APART}{{1,3}}){{1,2}})loss|loss{_APART}{{1,3}}{_SPLIT})"
+    rf"(?i)(?<![A-Za-z0-9])(?:{SPLIT}(?:{_APART}{{0,3}}|{_APART}{{1,3}}(?:[A-Za-z]+{_APART}{{1,3}}){{1,2}})loss|loss{_APART}{{1,3}}{SPLIT})"
     rf"[^A-Za-z0-9+-]{{0,5}}([+-]?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf))"
 )
 """A validation loss in a line that a program prints: "val loss 0.31", "Validation set: average loss: 0.31", "loss/val=0.31"."""
@@ -88,7 +88,7 @@ def near_miss(pattern: str, lines: Sequence[str]) -> str | None:
 
 def printed_score(lines: Sequence[str]) -> str | None:
     """Return the pattern of a validation score, as an accuracy, that these lines print, None where fewer than two of them do."""
-    return _printed(lines, 2, lambda split, name: bool(re.fullmatch(_SPLIT, split)) and larger_is_better(name))
+    return _printed(lines, 2, lambda split, name: bool(re.fullmatch(SPLIT, split)) and larger_is_better(name))
 
 
 def _printed(lines: Sequence[str], words: int, fits: Callable[..., bool]) -> str | None:

@@ -248,9 +248,10 @@ def write_outcome(
     writer.study.flush()
 
 
-_SPLIT = "(?:val|valid|validation|eval|dev)"
+SPLIT = "(?:validation|valid|val|evaluation|eval|dev)"
+"""What programs call the validation split in what they print."""
 _PRINTED = re.compile(
-    rf"\b({_SPLIT}[ _/-]{{0,2}}[a-z]\w*|[a-z]\w*[ _/-]{_SPLIT})\W{{0,4}}([+-]?\d+\.\d+(?:e[+-]?\d+)?)", re.IGNORECASE
+    rf"\b({SPLIT}[ _/-]{{0,2}}[a-z]\w*|[a-z]\w*[ _/-]{SPLIT})\W{{0,4}}([+-]?\d+\.\d+(?:e[+-]?\d+)?)", re.IGNORECASE
 )
 _SMALLER = re.compile(r"loss|nll|mse|mae|rmse|ppl|perplexity|err|error|bpc")
 """Names of metrics that nobody wants large (rule of thumb)."""
