@@ -194,7 +194,7 @@ class Survival:
         self._kept: dict[str, list[Tensor]] = {"updates": [], "loads": []}
         self._first: Tensor | None = None  # before the first update
         # of an update, which part of the way from there is left when it begins; 1 where all is
-        self._drawn_back: list[tuple[int, Tensor]] = []
+        self._set_back: list[tuple[int, Tensor]] = []
         self.again = 0  # the update by which all are drawn back once more, where that is done on a cadence
         self._ids, self._line = set[int](), ""
 
@@ -213,7 +213,7 @@ class Survival:
             self._note("updates", self._begun[1], self._ended, now)
             if self._first is not None and self._first.shape == now.shape == self._ended.shape:
                 left = _left(self._first, self._ended, now)
-                self._drawn_back.append((update, left))
+                self._set_back.append((update, left))
                 self.again = 2 * update if left.is_cpu and bool(left < 1) else self.again
         if self._loaded is not None and self._origin is not None:
             self._note("loads", self._origin, self._loaded, now)
@@ -254,7 +254,7 @@ class Survival:
     def to_dict(self) -> dict[str, Any]:
         """Return the shares of numbers that keep a part of their step, of updates and of what stands between loadings, and which part of the way from the first values is left after each, as JSON values."""
         shares = {what: [x for x in map(float, kept) if math.isfinite(x)] for what, kept in self._kept.items()}
-        return shares | {"line": self._line, "drawn_back": [(update, float(left)) for update, left in self._drawn_back]}
+        return shares | {"line": self._line, "set_back": [(update, float(left)) for update, left in self._set_back]}
 
 
 def _left(first: Tensor, ended: Tensor, now: Tensor, *, rounding: float = 0.01) -> Tensor:

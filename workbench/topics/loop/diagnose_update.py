@@ -48,11 +48,12 @@ def not_evaluated(
     if len(held) < least or not held[0] > 0 or not last < learns * first:
         return None
     moved = max(held) - min(held)
-    stays = 2 * min(held) >= losses.iloc[0] + last and moved <= little * (first - last)
+    start = float(losses.iloc[0])
+    stays = 2 * min(held) >= start + last and moved <= little * (start - last)
     if moved > 0 and stays and last < well * first:
         return UPDATE_CODES.finding(
-            "loop.no_update", "warn", f"The evaluated loss moves from {held[0]:.4g} to {held[-1]:.4g} in {len(held)} evaluations, while that of training falls from {first:.3g} to {last:.3g}: "
-            "updates hardly reach the model that is evaluated, which is not the one that trains.", value=moved / (first - last), unit="share", threshold=little,
+            "loop.no_update", "warn", f"The evaluated loss moves from {held[0]:.4g} to {held[-1]:.4g} in {len(held)} evaluations, while that of training falls from {start:.3g} to {last:.3g}: "
+            "updates hardly reach the model that is evaluated, which is not the one that trains.", value=moved / (start - last), unit="share", threshold=little,
             advice=["Where it averages the weights of the other, take a smaller decay, or one that grows, min(decay, (1 + k) / (10 + k)) after k updates: an average with decay 0.9999 needs some 10,000 updates to forget its first weights."],
         )  # fmt: skip
     if moved > 0 or not logged:
@@ -110,7 +111,7 @@ def _overwritten(
             f"Weights are loaded into the model {len(loaded)} times in its training{at(kept, 'line')}, and nothing is left of the updates before.", value=max(kept["loads"]),
             advice=["Load the best weights once, after training; and look at when they count as the best."],
         )  # fmt: skip
-    looks = kept.get("drawn_back", ())
+    looks = kept.get("set_back", ())
     drawn = [update for update, left in looks if left <= back]
     if len(drawn) >= pulls and 2 * drawn[-1] > looks[-1][0]:
         return say(
