@@ -67,6 +67,15 @@ def test_the_sentence_counts_by_state_and_has_the_best_beside_the_baseline(study
     )
 
 
+def test_seeds_of_the_best_learning_rate_are_told_by_their_mean(tmp_path: Path) -> None:
+    record = wb.lr_sweep.Study(lrs=[0.001, 0.1], seeds=3, steps=40).run(small_workload(), out=tmp_path / "s")
+    trials = record.trials[record.trials["peak_lr"] == 0.1]
+    best, mean = trials.loc[trials["best_value"].idxmin(), "trial"], trials["best_value"].mean()
+    assert len(trials) == 3
+    assert f"in trial {best} at lr 0.1, " in study_sentence(record)
+    assert f" (mean of 3 there: {mean:.4g})" in study_sentence(record)
+
+
 def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = wb.open(write_study(tmp_path / "s", trials=1, workload="<img src=x> [a](b:c) `d"))
     assert study_sentence(record).startswith("1 trial of <img src=x> [a](b:c) `d: 1 complete")

@@ -94,11 +94,12 @@ def _best(record: StudyRecord | TrialRecord) -> str:
         value += ", of the full-length runs that stayed finite,"
     own = record.config.get("peak_lr")
     mine = [row["best_value"] for row in rows if row["peak_lr"] == own != best["peak_lr"]]
-    beside = (
-        f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{f' (mean of {len(mine)})' * (len(mine) > 1)}"
-        if mine
-        else ""
-    )
-    alone = len(mine) == sum(row["peak_lr"] == best["peak_lr"] for row in rows) == 1
+    there = [row["best_value"] for row in rows if row["peak_lr"] == best["peak_lr"]]
+    beside = f" (mean of {len(there)} there: {sum(there) / len(there):.4g})" * (len(there) > 1)
+    if mine:
+        beside += (
+            f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{f' (mean of {len(mine)})' * (len(mine) > 1)}"
+        )
+    alone = len(mine) == len(there) == 1
     beside += ": one seed each, by itself no reason to change" * (alone and not chosen)
     return f"{lead} {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}{beside}"
