@@ -123,13 +123,14 @@ def test_nothing_is_said_where_nothing_is_asked_for(
     assert re.findall(r".+", capsys.readouterr().err) == ["x: begins"]
 
 
-def test_the_number_of_a_stage_never_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_has_the_number_of_its_part_in_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(ProgressBar, "status", lambda _, text: said.append(text))
     with open_session(small_workload(), stem="lr_sweep", settings={}, out=tmp_path / "s") as session:
-        for number, name in ((1, "baseline"), (2, "learning rates"), (3, "proof"), (2, "learning rates")):
-            session.stage(number, 3, name)
-    assert said == ["1 of 3: baseline", "2 of 3: learning rates", "3 of 3: proof", "3 of 3: learning rates"]
+        session.plan(4.0, ("baseline", "search", "proof under 2 fresh seeds"))
+        for part, detail in (("baseline", ""), ("proof", ""), ("search", "learning rates"), ("unplanned", "")):
+            session.stage(part, detail)
+    assert said == ["1 of 3: baseline", "3 of 3: proof under 2 fresh seeds", "2 of 3: search: learning rates"]
 
 
 def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +142,9 @@ def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monke
     monkeypatch.setattr(Session, "run_s", 10.0)
     workload = small_workload()
     with open_session(workload, stem="lr_sweep", settings={}, out=tmp_path / "timed", budget=budget) as session:
-        session.plan(12.0)
+        session.plan(12.0, ())
         session.budget = Budget()
-        session.plan(12.0)
+        session.plan(12.0, ())
     steps = workload.config.total_steps
     assert told == [6 * steps, 12 * steps]
 

@@ -119,6 +119,13 @@ def test_what_could_not_be_measured_is_never_well() -> None:
             },
             "Change max_grad_norm to 1; peak_lr 0.1 → 0.2: validation/loss 0.5 → 0.25, p = 0.01 over 3 seeds.",
         ),
+        (
+            {
+                "adopted": True, "changed": ["peak_lr"], "own": {"peak_lr": 0.1}, "candidate": "lr 0.2",
+                "config": {"peak_lr": 0.2, "select": "loss"}, "baseline": {"loss": 0.5}, "recommended": {"loss": 0.25},
+            },
+            "Try peak_lr 0.1 → 0.2, not proven: loss 0.5 → 0.25, one seed.",
+        ),
     ],
 )  # fmt: skip
 def test_the_config_is_kept_or_changed_with_what_that_brings(found: dict[str, Any], text: str) -> None:

@@ -111,7 +111,7 @@ def test_a_long_summary_goes_on_below_its_own_beginning() -> None:
     [
         ("workbench diagnose mine", {}, None, "the same command with --out runs/a and --budget 20x, or none for no limit, goes on from there"),
         ("python train.py", {"lines": False}, None, 'the same call goes on from there: wb.diagnose_function(train, out="runs/a", budget="20x"), or "none" for no limit'),
-        ("python -c 'wb.diagnose(a.replace(wb.TrainConfig(total_steps=9)), steps=3)'", {}, "4x", 'the same call goes on from there: wb.diagnose(workload, steps=3, out="runs/a", budget=...) with a larger one'),
+        ("python -c 'wb.diagnose(a.replace(wb.TrainConfig(total_steps=9)), steps=3)'", {}, "4x", 'the same call goes on from there: wb.diagnose(workload, steps=3, out="runs/a", budget="10x"), or "none" for no limit'),
     ],
 )  # fmt: skip
 def test_where_the_budget_ran_out_the_command_or_call_that_goes_on_is_told(

@@ -86,8 +86,8 @@ def test_it_says_how_far_a_study_is_and_that_it_stopped(tmp_path: Path) -> None:
 
     def stop_early() -> None:
         with open_session(workload, stem="lr_sweep", settings={}, out=folder) as session:
-            session.plan(4.0)
-            session.stage(2, 4, "baseline")
+            session.plan(4.0, ("before training", "baseline", "search", "proof"))
+            session.stage("baseline")
             session.trial(session.config, stage="baseline")
             assert told() == (False, "2 of 4: baseline", planned, True)
             raise RuntimeError

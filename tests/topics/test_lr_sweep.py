@@ -239,6 +239,10 @@ def test_what_few_runs_in_a_budget_say():
     )
     text = answers(found.findings, {})[0].text
     assert text.endswith("none between them was tried. A better one may lie below 0.05.")
+    tied = sweep(levels={0.05: 0.9, 0.1: 0.6, 0.2: 0.598}, blown=(), baseline=0.05)
+    tied.facts |= {"budget": "spent"}
+    assert (best := wb.lr_sweep.diagnose(tied)["lr.best"]).value == 0.1
+    assert "Best known is 0.1: the safest of those that train as well as 0.2, which has the lowest" in best.summary
     short = [
         trial(curve[:50], lr, stage="lr_range", total_steps=50)
         for lr, curve in {0.05: run(0.9), 0.2: run(0.4), 0.8: BLOWN}.items()

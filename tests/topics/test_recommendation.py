@@ -167,6 +167,15 @@ def test_a_cure_shows_by_itself_how_far_it_is_from_the_edge(beyond: Any, adopted
         assert (config["warmup_steps"], config["total_steps"]) == (100, 10 * TOTAL + 100)
 
 
+def test_the_config_to_paste_is_as_long_as_what_was_trained_where_longer_runs_were_asked_for() -> None:
+    made = two_arms(1.0 + SPREAD, 0.5 + SPREAD)
+    made.facts["own_config"] = made.config | {"total_steps": TOTAL // 2}
+    found = recommend(made, known())
+    assert (found["changed"], found["config"]["total_steps"]) == (["peak_lr"], TOTAL)
+    assert f"total_steps={TOTAL}," in found["paste"]
+    assert found["reason"].endswith("Measured in 100 steps, as asked for; the workload's config has 50.")
+
+
 def test_a_clip_far_too_low_is_loosened_and_not_outrun_by_the_lr() -> None:
     """Every step of the baseline is clipped; ten times its lr would gain as much as a looser threshold."""
     study = Study().arm(0.1, 1.5 + SPREAD, max_grad_norm=0.01).arm(1.0, 0.5 + SPREAD, max_grad_norm=0.01)

@@ -134,7 +134,8 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
         return Answer(question="Config", status="warn", text=f"Not decided: {found['first']}.")
     if names:
         before, after = found.get("own") or {}, found.get("config") or {}
-        text = f"Change {'; '.join(f'{name} {_change(before.get(name), after.get(name))}' for name in names)}{_gain(found)}."
+        changes = "; ".join(f"{name} {_change(before.get(name), after.get(name))}" for name in names)
+        text = f"{f'Change {changes}' if found.get('proof') else f'Try {changes}, not proven'}{_gain(found)}."
     elif faults:
         return Answer(question="Config", status="warn", text=f"Not decided: fix {faults[0]} first.")
     elif is_unproved(found):
@@ -149,7 +150,7 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
             return Answer(question="Config", status="not_measured", text=text)
     if names and faults:
         text = f"First fix {faults[0]}. Then: {text[:1].lower()}{text[1:]}"
-    return Answer(question="Config", status="ok", text=text)
+    return Answer(question="Config", status="not_measured" if names and not found.get("proof") else "ok", text=text)
 
 
 def is_unproved(found: Mapping[str, Any]) -> bool:

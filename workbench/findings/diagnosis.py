@@ -246,10 +246,9 @@ class Diagnosis:
         kept = re.findall(r"\b(?:steps|proof_seeds)=\d+", self.command or "")
         name = ", ".join([f"diagnose_function({self.workload}" if of_program else "diagnose(workload", *kept])
         call = rf'the same call goes on from there: wb.{name}, out="{self.path.as_posix()}", budget='
-        told = re.sub(
-            r"the same command.* --budget (\w+), .*", lambda found: f'{call}"{found[1]}"), or "none" for no limit', told
+        return re.sub(
+            r"the same command.* --budget (\S+), .*", lambda found: f'{call}"{found[1]}"), or "none" for no limit', told
         )
-        return re.sub(r"the same command.*", lambda _: f"{call}...) with a larger one", told)
 
     def _change(self) -> list[str]:
         """Return the config to train with, or a program's lines to change, and why a candidate for it was not adopted."""
@@ -261,7 +260,8 @@ class Diagnosis:
         if found.get("lines") is not None:
             return ["", "Lines to change:", str(found["paste"]), *reason]
         unchanged = "" if found.get("changed") else " (unchanged)"
-        return ["", f"Config to train with{unchanged}:", str(found["paste"]), *reason]
+        purpose = "to train with" if unchanged or found.get("proof") else "worth trying"
+        return ["", f"Config {purpose}{unchanged}:", str(found["paste"]), *reason]
 
     def _next(self, most: int = 3) -> list[str]:
         """Return what to try next; of a whole diagnosis the first few lines, which the recommended config does not follow already."""

@@ -68,7 +68,6 @@ _ROUGH = 0.5
 """Width of the bracket around `lr.unstable` before anything else is tried: a fix at 1.5 times its middle lies beyond it (rule of thumb)."""
 _MARGINS = 3
 """Candidates that are trained beyond their lr to see how far they are from the edge, at most (rule of thumb)."""
-_STAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +78,9 @@ class _Walk:
     instability: InstabilityStudy
     proof: Proof
 
-    def run(self, session: Session) -> None:
-        session.plan(1.0 + SEARCH_RUNS + 2.0 * self.proof.seeds)
-        session.stage(1, _STAGES, "data, model and loss before training")
+    def run(self, session: Session, parts: Sequence[str]) -> None:
+        session.plan(1.0 + SEARCH_RUNS + 2.0 * self.proof.seeds, parts)
+        session.stage("before training")
         if "preflight" not in session.record.facts:
             session.facts(preflight=collect_preflight(session.workload, session.config, session.device))
         session.collect("parameters", lambda: collect_parameters(session.workload, session.config, session.device))
@@ -96,7 +95,7 @@ class _Walk:
             return
         session.collect("one_batch", lambda: collect_one_batch(session.workload, session.config, session.device))
         session.collect("evaluation", lambda: collect_own_evaluation(session.workload, session.device))
-        session.stage(2, _STAGES, "baseline")
+        session.stage("baseline")
         baseline = session.trial(session.config, stage=Role.BASELINE)
         _evaluate_whole(session, baseline.number)
         session.collect("generalisation", lambda: collect_generalisation(session))
@@ -136,7 +135,7 @@ class _Walk:
             collect_replaced(session)
         asks = not self.sweep.scarce or fixed_step(session.record, tried=False)  # a whole run, where few are left
         fixed = session.workload.minimised and asks and _fixed_step(session)
-        session.stage(3, _STAGES, "learning rates")
+        session.stage("search", "learning rates")
         if session.workload.minimised and not fixed:
             few = min(self.sweep.refinements, self.sweep.full_batch_refinements)
             extra = partial(self._extra_trials, session.config)
@@ -147,7 +146,7 @@ class _Walk:
         open_end = _open_end(session)
         if not again:
             run_round(session, self.proof.baselines(session.config))
-        session.stage(4, _STAGES, "instability")
+        session.stage("search", "instability")
         if session.workload.minimised and not fixed:
             self.instability.extend(session)
         collect_replay(session)
@@ -160,7 +159,7 @@ class _Walk:
     def narrow(self, session: Session) -> None:
         """Run what the last digits of lr* and of the edge take: they change a verdict least."""
         if session.workload.minimised and not fixed_step(session.record):
-            session.stage(0, _STAGES, "finer learning rates")
+            session.stage("search", "finer learning rates")
             self.sweep.extend(session)
 
     def compare(self, session: Session) -> Mapping[str, Any]:
@@ -170,7 +169,7 @@ class _Walk:
         found, candidate = _candidate(session, known)
         with suppress(BudgetSpent):
             if candidate is not None:
-                session.stage(0, _STAGES, "proof under fresh seeds")
+                session.stage("proof")
                 self.proof.extend(session, candidate)
                 failed = failed_when_proved(session.record) < math.inf
                 known = diagnose_record(session.record) if failed else known
@@ -331,7 +330,7 @@ def diagnose(
         executor=executor, address=address, out=out, name=study, note=note or about, command=command, progress=progress or told,
         budget=limit, call=None if trainer is not None and trainer.hooks else call,
     ) as session:  # fmt: skip
-        walk.run(session)
+        walk.run(session, [part.name for part in plan.stages])
         record = session.record
         diagnosis = diagnose_record(record)
         write_json(record.path / "diagnosis.json", diagnosis.to_dict())

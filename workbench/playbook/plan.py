@@ -77,8 +77,8 @@ class Plan:
             f"Plan for {self.name}{length}",
             f"  runs     updates{'    time' * (self.run_s is not None)}  what for",
         ]
-        for stage in self.stages:
-            lines.append(f"{self._priced(stage.runs)}  {stage.name}: {stage.tells}")
+        for number, stage in enumerate(self.stages, start=1):
+            lines.append(f"{self._priced(stage.runs)}  {number}. {stage.name}: {stage.tells}")
         total = sum(stage.runs for stage in self.stages)
         limit = "about; there is no limit (--budget sets one)"
         if self.budget and total < self.paid - 1e-9:

@@ -163,8 +163,9 @@ def walk(
 
 
 def _walk(session: ProgramSession, seeds: int) -> None:
-    session.plan(1.0 + PROGRAM_RUNS + 2.0 * (seeds if seeds > 1 else 0))
-    session.stage(1, 4, "baseline")
+    parts = [part.name for part in plan_program(session.budget, seeds=seeds).stages]
+    session.plan(1.0 + PROGRAM_RUNS + 2.0 * (seeds if seeds > 1 else 0), parts)
+    session.stage("baseline")
     session.trial(session.config, stage=Role.BASELINE)
     looked = diagnose_loop(session.record)
     if by_faults(looked) or any(f.status == "fail" for f in looked):
@@ -209,7 +210,7 @@ def _search(session: ProgramSession, *, proves: bool) -> None:
         far_ratio=LRSweep.far_ratio if program.full_batch else _STEP,
         edge_margin=None if program.full_batch else EDGE_MARGIN,
     )
-    session.stage(2, 4, "learning rates")
+    session.stage("search", "learning rates")
     sweep.extend(session)
     swept = diagnose_lr_sweep(session.record)
     edge, star = swept["lr.unstable"].evidence.get("upper"), swept["lr.best"].value
@@ -217,7 +218,7 @@ def _search(session: ProgramSession, *, proves: bool) -> None:
     seen = star is not None and (
         highest >= _STEP * star * (1 - 1e-9) or (edge or math.inf) <= _CONFIRMED * star
     )  # the sweep's own runs tell
-    session.stage(3, 4, "instability")
+    session.stage("search", "instability")
     InstabilityStudy(
         confirm_all=False,
         confirm_multiples=() if seen else (5.0, 10.0),
@@ -252,7 +253,7 @@ def _prove_best(session: ProgramSession, proof: Proof) -> None:
             if found["untried"]:
                 run_round(session, [TrialRequest(Role.MARGIN, candidate.replace(peak_lr=1.5 * candidate.peak_lr))])
                 continue
-            session.stage(4, 4, "proof under fresh seeds")
+            session.stage("proof")
             proof.extend(session, candidate)
         return
 

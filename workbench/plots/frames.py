@@ -93,13 +93,14 @@ def best_lr(diagnosis: Diagnosis | None) -> tuple[float, float]:
     return lr, lr if np.isnan(trained) else trained
 
 
-def recommended(diagnosis: Diagnosis | None) -> tuple[float, list[int]]:
-    """Return the learning rate of an adopted recommendation and its trials, the one that chose it first; NaN and none without one."""
+def recommended(diagnosis: Diagnosis | None) -> tuple[float, list[int], str]:
+    """Return the learning rate of an adopted recommendation, its trials, the one that chose it first, and what it is called; NaN and none without one."""
     found = (diagnosis.recommendation if diagnosis is not None else None) or {}
     if not found.get("adopted"):
-        return np.nan, []
+        return np.nan, [], ""
     trials = [found.get("chosen", {}).get("trial"), *found.get("recommended", {}).get("trials", ())]
-    return number(found["config"]["peak_lr"]), [trial for trial in trials if trial is not None]
+    word = "recommended" if found.get("proof") else "worth trying"
+    return number(found["config"]["peak_lr"]), [trial for trial in trials if trial is not None], word
 
 
 def baseline_lr(record: Record) -> float:

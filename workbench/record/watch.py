@@ -28,7 +28,7 @@ class Watcher:
         """A study's folder was opened for writing; with `created` False it may hold rows already."""
 
     def on_stage(self, path: Path, stage: str, steps: int) -> None:
-        """The study goes on with `stage`, "3 of 4: learning rates", of about `steps` updates in all; "" and 0 where it does not know."""
+        """The study goes on with `stage`, "3 of 4: search: learning rates", of about `steps` updates in all; "" and 0 where it does not know."""
 
     def on_trial(self, path: Path, number: int, *, stage: str, config: Mapping[str, Any]) -> None:
         """A trial has its place in the study, a new one or one that is there already."""

@@ -161,7 +161,7 @@ class StudyWriter:
             write_json(self.path / "study.json", study | {"finished": now})
 
     def plan(self, stage: str, steps: int) -> None:
-        """Keep until the study is finished what it goes on with, "3 of 4: learning rates", and of about how many updates it is in all."""
+        """Keep until the study is finished what it goes on with, "3 of 4: search: learning rates", and of about how many updates it is in all."""
         self._began = self._began or {"since": time.time(), "rows": len(trial_column(self.path / "steps"))}
         study = read_json(self.path / "study.json")
         if "finished" not in study:

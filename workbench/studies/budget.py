@@ -121,9 +121,11 @@ class Budget:
         if self.look:
             return f"the budget of {self.text} paid for a first look, in shorter runs, and ran out at {self.ended!r}; a larger one trains longer runs, in a new folder"
         counted = ", counted in updates," if self.runs < math.inf else ""
-        given = "the same command with this folder (--out) and a larger --budget goes on from there"
-        if self.default:
-            given = f"the same command with this folder (--out) and --budget {2 * self.runs:g}x, or none for no limit, goes on from there"
+        least = _SEARCH + _ALONE if self.runs < math.inf else 0.0  # what is given where nothing is said
+        more = f"{max(2 * float(self.text[:-1]), least):g}{self.text[-1]}"
+        given = (
+            f"the same command with this folder (--out) and --budget {more}, or none for no limit, goes on from there"
+        )
         return f"the budget of {self.text}{counted} ran out at {self.ended!r}; {given}"
 
     def go_on(self) -> None:

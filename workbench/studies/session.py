@@ -74,16 +74,17 @@ class Session:
                     f"budget={self.budget.text!r}: {writer.path} holds {there:.3g} baseline runs already, whose verdict a smaller budget would "
                     "replace. Give as much or more, leave the budget out, or give a new folder."
                 )
-        self._stage, self._planned, self._furthest = "", 0.0, 0
+        self._stage, self._at, self._planned = "", "", 0.0
+        self._parts: tuple[str, ...] = ()
         if "replaced" in writer.record.facts:  # these trials are not asked for again
             trials = StudyRecord(writer.record.path).trials
             self._seen |= set(trials["trial"][trials["stage"] == Role.REPLACED].astype(int))
         if writer.record.facts.get("budget"):  # of an earlier call: what it did not pay for is judged anew
             self.facts(budget="")
 
-    def plan(self, runs: float) -> None:
-        """Say how many baseline runs the study takes, about, for the bar to know its end."""
-        self._planned = min(runs, self.budget.runs)
+    def plan(self, runs: float, parts: Sequence[str]) -> None:
+        """Say how many baseline runs the study takes, about, for the bar to know its end, and the names of its parts."""
+        self._planned, self._parts = min(runs, self.budget.runs), tuple(parts)
         self._expect()
 
     def _expect(self) -> None:
@@ -95,12 +96,14 @@ class Session:
             self._bar.expect(round(runs * self.config.total_steps))
         self.writer.plan(self._stage, round(runs * self.config.total_steps))
 
-    def stage(self, number: int, of: int, name: str) -> None:
-        """Say which part of the study begins; one that comes again, after later ones, or only where it is called for (number 0), counts as the last."""
-        self._furthest = max(number, self._furthest)
-        self._stage = f"{self._furthest} of {of}: {name}"
-        self._expect()
-        self._bar.status(self._stage)
+    def stage(self, part: str, detail: str = "") -> None:
+        """Say which part of the plan begins, or comes again, by how its name begins; of one that was not planned nothing is said."""
+        self._at = detail or part
+        for number, name in enumerate(self._parts, start=1):
+            if name.startswith(part):
+                self._stage = f"{number} of {len(self._parts)}: {name}{detail and f': {detail}'}"
+                self._expect()
+                self._bar.status(self._stage)
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +138,7 @@ class Session:
         spent = int(self.record.trials["steps_run"].sum()) if self._seen else 0
         paid = self.budget.affordable(new, run=self.config.total_steps, spent=spent, run_s=self.run_s)
         if paid < len(new):
-            self.budget.ended = self.budget.ended or self._stage.rpartition(": ")[2].partition(", ")[0]
+            self.budget.ended = self.budget.ended or self._at
         return [config for config in configs if config not in new[paid:]]
 
     def pays(self, configs: Sequence[TrainConfig]) -> bool:

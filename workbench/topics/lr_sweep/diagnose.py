@@ -131,13 +131,17 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
     else:
         summary = f"Best by training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"
     if _cut_short(study, best) and not (mine and len(alike) > 1):
-        yours = ", yours" if math.isclose(best.measured_lr, baseline, rel_tol=1e-9) else ""
+        yours = ", yours" if math.isclose(best.lr, baseline, rel_tol=1e-9) else ""
         alone = sum(not p.unstable for p in table.points) == 1
-        why = f"{'the only stable one' if alone else 'the lowest training loss'} of {_tried(table)}"
-        summary = f"Best known is {best.measured_lr:.4g}{yours}: {why} {length_of_runs(study.facts)}, after which the budget was spent"
+        why = "the only stable one" if alone else "the lowest training loss"
+        if best.lr != best.measured_lr:
+            why = (
+                f"the safest of those that train as well as {best.measured_lr:.4g}, which has the lowest training loss"
+            )
+        summary = f"Best known is {best.lr:.4g}{yours}: {why} of {_tried(table)} {length_of_runs(study.facts)}, after which the budget was spent"
         if short.best is not None:
             first = short.points[short.best].lr
-            told = "it is also the best" if first == best.measured_lr else f"{first:.4g} is the best"
+            told = "it is also the best" if first == best.lr else f"{first:.4g} is the best"
             summary += f"; in runs of {short.total_steps:,} steps {told} of {_tried(short)}"
     note = " (coarse grid: more learning rates would narrow it)" if best.needs_refinement else ""
     return CODES.finding(
@@ -194,16 +198,14 @@ def _unstable(
         summary = f"Stable at every learning rate up to {top:.4g}, over {table.total_steps:,} steps."
         if top >= far * (1 - 1e-9):
             return found("ok", summary, evidence=evidence)
-        advice = [
-            f"Try learning rates above {top:.4g}, with a larger budget, 10x say, to find where training becomes unstable."
-        ]
+        advice = [f"Try learning rates above {top:.4g}, with a larger budget, to find where training becomes unstable."]
         hint = unstable_bracket(short)
         if hint is not None and hint.middle > top:
             stable = "" if hint.lower is None else f"stable at {hint.lower:.4g} and "
             shorter = f"in runs of {short.total_steps:,} steps it is {stable}unstable at {hint.upper:.4g}"
             summary = f"{summary[:-1]}; {shorter}."
             evidence |= {"short_lower": hint.lower, "short_upper": hint.upper}
-            advice = [f"Give a larger budget, 10x say: no learning rate above {top:.4g} was tried {length}; {shorter}."]
+            advice = [f"Give a larger budget: no learning rate above {top:.4g} was tried {length}; {shorter}."]
         return found("not_measured", summary, evidence=evidence, advice=advice)
     evidence |= {
         "lower": bracket.lower, "upper": bracket.upper, "ratio": bracket.ratio,

@@ -110,13 +110,13 @@ def plot_loss_curves(
         if ours := trials is None:
             trials = trials_to_draw(record, diagnosis)
         curves, lrs, every = [], list[float](), [lr_of(record, trial) for trial in trials]
-        proven = recommended(diagnosis)[1]
+        _, proven, word = recommended(diagnosis)
         for trial, lr in zip(trials, every, strict=True):
             seeds = every.count(lr) if ours or mark is not None else 1
             label = f"_lr {short(lr)}" if seeds > 1 and lr in lrs else ""  # another seed of one that the legend names
             lrs += [] if lr in lrs else [lr]
             limit = number(field_of(record, trial, "max_grad_norm"))
-            notes = ["recommended"] * (trial in proven) + [f"{seeds} seeds"] * (seeds > 1)
+            notes = [word] * (trial in proven) + [f"{seeds} seeds"] * (seeds > 1)
             notes += [f"clipped above {short(limit)}"] * bool(np.isfinite(limit))
             line = draw_trial_loss(
                 axes, record, trial, index=lrs.index(lr) if mark is None else 4, relative_to=best, label=label,
@@ -195,9 +195,9 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
                 ax.axvspan(low, high, color=color, alpha=0.15, linewidth=0)
             text = (label if shaded else label.partition(" (")[0]).format(short(value))
             ax.axvline(value, color=color, linestyle=style, label=text)
-    chosen = recommended(diagnosis)[0]
+    chosen, _, word = recommended(diagnosis)
     if np.isfinite(chosen) and not np.isclose(chosen, best, rtol=1e-9, atol=0.0):
-        ax.axvline(chosen, color=PALETTE[1], linestyle=(0, (5, 1)), linewidth=2, label=f"recommended {short(chosen)}")
+        ax.axvline(chosen, color=PALETTE[1], linestyle=(0, (5, 1)), linewidth=2, label=f"{word} {short(chosen)}")
     baseline = baseline_lr(record)
     if np.isfinite(baseline):
         ax.axvline(baseline, color=BASELINE, linestyle=":", linewidth=2, label=f"baseline {short(baseline)}")

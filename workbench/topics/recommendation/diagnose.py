@@ -68,7 +68,8 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
         limit: see `prove`, half of it for a second candidate that is proved as well (Bonferroni); over the examples twice as much is allowed (rule of thumb).
     """
     fields = record.config
-    own: dict[str, Any] = dict(record.facts.get("own_config") or fields)
+    given: dict[str, Any] = dict(record.facts.get("own_config") or fields)
+    own = given if fields["total_steps"] <= given["total_steps"] else dict(fields)  # longer runs were asked for
     comparison = screen(record, diagnosis)
     changes: dict[str, Any] = {}
     if comparison["candidate"] is not None:
@@ -95,12 +96,16 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
             f" Measured in {fields['total_steps']:,} steps where the workload trains {own['total_steps']:,}: the best lr of the "
             "whole run is likely lower."
         )
+    if own is not given:
+        comparison["reason"] += (
+            f" Measured in {own['total_steps']:,} steps, as asked for; the workload's config has {given['total_steps']:,}."
+        )
     before = {name: own[name] for name in sorted(changes)}
     return {
         "config": own | changes,
         "changed": sorted(changes),
         "own": before,
-        "paste": _paste(own, changes),
+        "paste": _paste(given, {n: v for n, v in (own | changes).items() if v != given.get(n)}),
         **comparison,
     }
 
@@ -155,7 +160,7 @@ def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) ->
     return dict(comparison) | found | {
         "examples": None if examples is None else examples | {"refused": bool(refused)}, "adopted": not why,
         "refuted": "" if doubt else why,
-        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted{verdict and ': '}{verdict}.",
+        "reason": f"{said} Not adopted: {why}." if why else f"{said} Adopted: {verdict}." if proof else f"{said} Worth trying: not proven under fresh seeds.",
     }  # fmt: skip
 
 
