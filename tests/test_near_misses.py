@@ -57,7 +57,11 @@ def test_a_path_in_the_place_of_a_record_says_what_opens_it() -> None:
     ("words", "said"),
     [
         (["diagnos", "digits_mlp"], "'diagnos' is not a command. Did you mean 'diagnose'?"),
-        (["report", "runs/nope"], "there is no folder runs/nope"),
+        (
+            ["report", "runs/nope"],
+            "there is no folder runs/nope. Did you mean 'note'? There are: a0, a1, a2, a3, a4, a5, a6, a7, a8, a9 and 1 more.",
+        ),
+        (["diagnose", "--", "python", "row.py"], "Did you mean 'rows.py'? There are: rows.py."),
         (["studies", "nodir"], "there is no folder nodir"),
         (["judge", "no.csv"], "there is no no.csv"),
         (["input", "rows.py:rows"], "rows.py:rows is a Tensor, which is no workload, DataLoader or dataset"),
@@ -68,6 +72,9 @@ def test_wrong_usage_is_2_and_says_what_is_right(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.py").write_text("import torch\nrows = torch.zeros(3, 2)\n")
+    for name in ("note", *(f"a{number}" for number in range(10))):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "study.json").write_text("{}")
     before = sorted(tmp_path.iterdir())
     assert main(words) == 2
     assert said in capsys.readouterr().err

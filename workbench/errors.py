@@ -116,9 +116,10 @@ def callers_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [f for f in theirs if not any(place in Path(f.filename).parents for place in places)]
 
 
-def nearest(given: object, allowed: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'? Allowed: ..."` for a name that is not among `allowed`."""
+def nearest(given: object, allowed: Iterable[str], *, listed: str = "Allowed", most: int | None = None) -> str:
+    """Return `" Did you mean 'x'? Allowed: ..."` for a name that is not among `allowed`, of which the first `most` are named."""
     names = sorted(allowed)
     close = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{hint} Allowed: {', '.join(names)}."
+    more = f" and {len(names) - most} more" if most and len(names) > most else ""
+    return f"{hint} {listed}: {', '.join(names[:most])}{more}."

@@ -76,7 +76,7 @@ def test_a_spike_that_costs_nothing_is_told_without_an_alarm(spikes: tuple[int, 
     assert bool(line) == bool(spikes)
     if spikes:
         course = re.search(
-            r"\(peak loss ([\d.]+), about ([\d.]+) before, back after (\d+) steps(.*?)\)",
+            r"\(peak loss ([\d.]+), up from about ([\d.]+), back after (\d+) steps(.*?)\)",
             found["stability.spike"].summary,
         )
         assert course

@@ -89,6 +89,12 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     assert rows["seeds of this config"] == [1, 1], "its other seed diverged"
     assert "second is better by" in found["said"]
     assert "each has one seed, so the difference may be noise" in found["said"]
+    longer = replace(two, config=two.config | {"total_steps": 1240, "schedule": "workbench.programs.own_config:own#1"})
+    assert (
+        "in runs of 1,240 against 40 steps, which alone may make the difference; each has"
+        in compare([one, longer])["said"]
+    )
+    assert ["schedule", "constant", "the program's own"] in compare([one, longer])["rows"]
     larger = [replace(each, config=each.config | {"select_mode": "max"}) for each in (one, two)]
     assert "first is better by" in compare(larger)["said"]
     assert "<svg" in draw_comparison([one, two]).html()

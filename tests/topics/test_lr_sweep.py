@@ -149,7 +149,7 @@ def test_lrs_alike_by_training_loss_are_told_apart_by_validation(apart):
     steps, evals = (frame[frame["trial"] == 1].assign(trial=99) for frame in (again.steps, again.evals))
     again.steps, again.evals = pd.concat([again.steps, steps]), pd.concat([again.evals, evals])
     said = wb.lr_sweep.diagnose(again)["lr.best"].summary
-    assert ("0.1 has 0.5001, yours 0.5201 (mean of 2 seeds)" in said) == apart
+    assert ("0.1 has 0.5001 (one seed), yours 0.5201 (mean of 2 seeds)" in said) == apart
 
 
 def test_what_validation_does_not_gain_is_no_alarm_and_what_it_loses_is():

@@ -248,11 +248,11 @@ def report(args: argparse.Namespace) -> int:
     """Write a study's report again from what is on disk."""
     from workbench.playbook import diagnosis_of
     from workbench.record.missing import missing
-    from workbench.record.read import open_record
+    from workbench.record.read import no_study, open_record
     from workbench.report.write import write_report
 
     if not Path(args.dir).is_dir():
-        raise UsageError(f"there is no folder {args.dir}: give one that workbench studies lists.")
+        raise UsageError(str(no_study(Path(args.dir))))
     record = open_record(args.dir)
     print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")
     return FAILED if missing(args.dir) else RAN
@@ -263,10 +263,11 @@ def watch(args: argparse.Namespace) -> int:
     import time
     import webbrowser
 
+    from workbench.record.read import no_study
     from workbench.views.watch_page import serving
 
     if not Path(args.dir).is_dir():
-        raise UsageError(f"there is no folder {args.dir}: give one that workbench studies lists.")
+        raise UsageError(str(no_study(Path(args.dir))))
     with serving(Path(args.dir), port=args.port) as server:
         print(f"Open {server.address}\nCtrl-C ends it; the study is not touched.", flush=True)
         if args.open:

@@ -18,7 +18,7 @@ from workbench.curves.judged import trials_with
 from workbench.curves.losses import is_deep
 from workbench.curves.selection import metric_sign, selectable, selected_by_seed, spacing, starts_by_seed
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.causes import REMARKS, vetoes_tuning
+from workbench.findings.causes import REMARKS, to_mend_first, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.record.metrics import larger_is_better
 from workbench.record.read import periodic_rows
@@ -57,8 +57,10 @@ def by_faults(diagnosis: Diagnosis) -> str:
     """Name the fault to mend before any hyperparameter is compared: with a wrong loss or a frozen layer every config is wrong."""
     told = {f.code for f in diagnosis if f.code.startswith(("loop.", "loss.")) and f.code not in REMARKS}
     sure = told | {f.code for f in diagnosis if f.status == "fail"}
-    first = next((code for code in vetoes_tuning(diagnosis.findings) if code in sure), None)
-    return f"fix {first} first; until then comparisons of configs mean nothing" if first else ""
+    faults = sure.intersection(vetoes_tuning(diagnosis.findings))
+    if not faults:
+        return ""
+    return f"fix {to_mend_first(diagnosis.findings, faults)} first; until then comparisons of configs mean nothing"
 
 
 def by_room(record: RecordLike, baseline: Sequence[int], candidate: Sequence[int]) -> str:

@@ -274,7 +274,7 @@ def told_course(rise: Rise, times: int) -> str:
     back = "not back yet" if took is None else f"back after {took:,} step{'' if took == 1 else 's'}"
     which = f", the first of {times}" if times > 1 else ""
     peak = f"peak loss {rise.peak_loss:.3g}" if math.isfinite(rise.peak_loss) else "loss not finite"
-    return f" ({peak}, about {rise.trough_loss:.3g} before, {back}{which})"
+    return f" ({peak}, up from about {rise.trough_loss:.3g}, {back}{which})"
 
 
 def told_replay(found: Mapping[str, Any], *, most: int = 3) -> str:

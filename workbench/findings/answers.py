@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.findings.causes import causes_first, is_remark, vetoes_tuning
+from workbench.findings.causes import causes_first, is_remark, to_mend_first, vetoes_tuning
 from workbench.findings.finding import Finding, Status, worst
 
 _ALARMS = ("fail", "warn")
@@ -137,7 +137,9 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
         changes = "; ".join(f"{name} {_change(before.get(name), after.get(name))}" for name in names)
         text = f"{f'Change {changes}' if found.get('proof') else f'Try {changes}, not proven'}{_gain(found)}."
     elif faults:
-        return Answer(question="Config", status="warn", text=f"Not decided: fix {faults[0]} first.")
+        return Answer(
+            question="Config", status="warn", text=f"Not decided: fix {to_mend_first(findings, faults)} first."
+        )
     elif is_unproved(found):
         text = f"Not proved: {found['candidate']} looks better; a larger --budget trains it under fresh seeds."
         return Answer(question="Config", status="not_measured", text=text)
@@ -149,7 +151,7 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
         if any(f.status == "not_measured" for f in findings if f.code in ("lr.best", "lr.grid_edge")):
             return Answer(question="Config", status="not_measured", text=text)
     if names and faults:
-        text = f"First fix {faults[0]}. Then: {text[:1].lower()}{text[1:]}"
+        text = f"First fix {to_mend_first(findings, faults)}. Then: {text[:1].lower()}{text[1:]}"
     return Answer(question="Config", status="not_measured" if names and not found.get("proof") else "ok", text=text)
 
 

@@ -7,7 +7,7 @@ mends nothing, so it is listed under the first and gives no advice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from workbench.findings.finding import MEASUREMENTS, STATUSES, Finding
@@ -186,6 +186,12 @@ def vetoes_tuning(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return the alarms that have to be mended before any hyperparameter is compared, the first to mend first."""
     wrong = [f for f in causes_first(findings) if f.status in _ALARMS and _key(f.code, STRUCTURAL)]
     return tuple(f.code for f in wrong if f.status == "fail" or _key(f.code, _EXPLAINS) in STRUCTURAL)
+
+
+def to_mend_first(findings: Iterable[Finding], among: Collection[str]) -> str:
+    """Return those of the codes that follow from no other of them, the first to mend first: "a", "a and b", "a, b and c"."""
+    *others, last = (f.code for f in causes_first(findings) if f.code in among and f.follows_from not in among)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _root(code: str, alarms: dict[str, int]) -> str:

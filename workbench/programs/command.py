@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import UsageError, WorkbenchError, nearest
 from workbench.instruments.caller import shown
 from workbench.programs.forks import Forks, Job, NotForked, end_run
 from workbench.programs.guard import take_back
@@ -175,10 +175,9 @@ def check_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
         given[0] = str(beside)
     script = given[1] if len(given) > 1 and given[0] == sys.executable else None
     if script is not None and script.endswith(".py") and not (folder / script).is_file():
-        near = [path.name for path in folder.glob("*.py")]
-        raise UsageError(
-            f"there is no file {script!r} in {folder}.{' There are: ' + ', '.join(sorted(near)[:8]) + '.' if near else ''}"
-        )
+        there = [path.name for path in (folder / script).parent.glob("*.py")]
+        near = nearest(Path(script).name, there, listed="There are", most=8) if there else ""
+        raise UsageError(f"there is no file {script!r} in {folder}.{near}")
     return tuple(str((folder / w).resolve()) if w.startswith("..") and (folder / w).exists() else w for w in given)
 
 

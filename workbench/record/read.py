@@ -327,22 +327,22 @@ def open_record(path: str | Path) -> StudyRecord | TrialRecord:
     folder = Path(path)
     study = StudyRecord(folder)
     if not (folder / "study.json").exists():
-        raise _no_study(folder)
+        raise no_study(folder)
     for lacking in missing(folder):
         logging.getLogger(__name__).warning("%s", lacking)
     return study.trial(0) if study.study.get("kind") in ("trial", "watch") and len(study.trials) else study
 
 
-def _no_study(folder: Path) -> RecordError:
+def no_study(folder: Path) -> RecordError:
     """Say what is not there, and which studies lie where it was looked for."""
-    around = sorted(path.parent.name for path in folder.parent.glob("*/study.json"))
-    inside = sorted(path.parent.name for path in folder.glob("*/study.json"))
+    around, inside = (sorted(p.parent.name for p in at.glob("*/study.json")) for at in (folder.parent, folder))
     said = f"{folder} holds no study (no study.json)." if folder.exists() else f"there is no folder {folder}."
     if inside:
-        return RecordError(f"{said} The studies in it are {', '.join(inside[-5:])}: open one of these.")
+        more = f" and {len(inside) - 5} more" * (len(inside) > 5)
+        return RecordError(f"{said} The studies in it are {', '.join(inside[-5:])}{more}: open one of these.")
     if around:
-        said += nearest(folder.name, around[-10:])
-        return RecordError(f"{said} workbench studies {folder.parent} lists them all.")
+        near = nearest(folder.name, around, listed="There are", most=10)
+        return RecordError(f"{said}{near} workbench studies {folder.parent} lists them all.")
     return RecordError(f"{said} Give the folder of out=..., or list what there is with workbench studies.")
 
 

@@ -218,6 +218,8 @@ def _differing(name: str, values: Sequence[Any]) -> list[list[Any]]:
 
 
 def _shown(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("workbench.programs.own_config:"):  # a stand-in
+        return "the program's own"
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(to_json(value))
 
 
@@ -250,6 +252,9 @@ def _answer_text(left: Side, right: Side) -> str:
     gap, seeds = abs(left.mean - right.mean), [len(better.seeds), len(worse.seeds)]
     over = "" if seeds == [1, 1] else f", means over {' and '.join(map(str, dict.fromkeys(seeds)))} seeds"
     said = f"{better.name} is better by {gap:.3g} ({better.mean:.4g} against {worse.mean:.4g}{over})"
+    lengths = [each.config.get("total_steps") for each in (better, worse)]
+    if not same(*lengths):
+        said += f" in runs of {lengths[0]:,} against {lengths[1]:,} steps, which alone may make the difference"
     if min(seeds) == 1:
         return f"{said}; {'each' if max(seeds) == 1 else 'one side'} has one seed, so the difference may be noise."
     error = math.hypot(*(s.deviation / math.sqrt(len(s.seeds)) for s in (better, worse)))

@@ -79,7 +79,10 @@ def diagnose_loop(
     judges: list[tuple[Iterable[str], Callable[[], Finding | Iterable[Finding]]]] = [
         (ORDER_CODES, lambda: order_findings(facts, least_updates=least_updates)),
         (SCHEDULE_CODES, lambda: schedule_findings(facts)),
-        (_OF_PARAMETERS, lambda: _parameters(facts["parameters"], least_lr, not_evaluated(record, facts))),
+        (
+            _OF_PARAMETERS,
+            lambda: _parameters(facts["parameters"], facts["updates"], least_lr, not_evaluated(record, facts)),
+        ),
         (["loop.eval_mode_in_training"], lambda: _eval_mode(facts, eval_share)),
         (["loop.train_mode_in_eval"], lambda: _train_mode(facts)),
         (["loop.repeated_batch"], lambda: _repeated(facts, repeated_share, least_updates)),
@@ -118,7 +121,7 @@ def _of(names: list[str], code: str) -> Say:
     return partial(OWN_CODES.finding, code, value=float(len(names)), unit="parameters", evidence={"names": names})
 
 
-def _parameters(facts: Facts, least_lr: float, unseen: Finding | None) -> list[Finding]:
+def _parameters(facts: Facts, updates: int, least_lr: float, unseen: Finding | None) -> list[Finding]:
     silent, unowned, still = facts["without_gradient"], facts["unowned"], unchanged(facts)
     none = facts["owned"] > 0 and facts["with_gradient"] == 0
     if not facts["looks"]:
@@ -129,9 +132,12 @@ def _parameters(facts: Facts, least_lr: float, unseen: Finding | None) -> list[F
             "Build the optimizer from the parameters of the model that the loss is computed with, after the model is on its device and wrapped.",
         ])  # fmt: skip
     elif silent:
+        looks = f"{facts['looks']} updates"
+        if facts["looks"] < updates:
+            looks = f"the {facts['looks']:,} of {updates:,} updates that were looked at"
         gradient = say(
             "fail" if len(silent) * 4 > facts["owned"] else "warn",
-            f"{named(silent)} never get a gradient in {facts['looks']} updates, {len(silent)} of {facts['owned']} parameters of the optimizers.",
+            f"{named(silent)} never get a gradient in {looks}, {len(silent)} of {facts['owned']} parameters of the optimizers.",
             advice=["Look for detach(), .data, torch.no_grad(), argmax or a module whose output is not used between them and the loss; freeze them with requires_grad_(False) where it is meant."],
         )  # fmt: skip
     else:
@@ -187,7 +193,7 @@ def _eval_mode(facts: Facts, share: float) -> Finding:
     worst = max(wrong, key=lambda m: m["trained_in_eval"] / m["trained"])
     part = worst["trained_in_eval"] / worst["trained"]
     return say(
-        "fail", f"{worst['model']} is in evaluation mode in {part:.0%} of its backward passes{at(worst['lines'], 'eval')}, which changes "
+        "fail", f"{worst['model']} is in evaluation mode in {'about ' * (part < 1)}{part:.0%} of its backward passes{at(worst['lines'], 'eval')}, which changes "
         f"the outputs of {named(worst['depends_on_mode'])}.",
         value=part, unit="share of backward passes", threshold=share, advice=["Call model.train() at the start of every epoch, after every evaluation."],
     )  # fmt: skip

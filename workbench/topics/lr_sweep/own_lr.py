@@ -142,7 +142,8 @@ def differ_by_metric(
     differ = len({len(p.trials) for _, p, _ in found}) > 1
 
     def shown(value: float, p: LRPoint) -> str:
-        return f"{sign * value:.4g}{f' (mean of {len(p.trials)} seeds)' if differ and len(p.trials) > 1 else ''}"
+        seeds = f"mean of {len(p.trials)} seeds" if len(p.trials) > 1 else "one seed"
+        return f"{sign * value:.4g}{f' ({seeds})' * differ}"
 
     mine = [
         f", yours {shown(value, p)}"
