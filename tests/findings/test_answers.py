@@ -109,7 +109,7 @@ def test_what_could_not_be_measured_is_never_well() -> None:
     [
         ({"candidate": "lr 0.2"}, "Keep yours: lr 0.2 was not proven better."),
         ({"candidate": "lr 0.2", "promising": True, "refuted": "p = 0.4"}, "Keep yours: lr 0.2 was not proven better."),
-        ({"candidate": "lr 0.2", "promising": True}, "Not proved: lr 0.2 looks better; a larger --budget trains it under fresh seeds."),
+        ({"candidate": "lr 0.2", "promising": True}, "Not proved: lr 0.2 looks better; it is not trained under fresh seeds yet."),
         (
             {
                 "adopted": True, "changed": ["max_grad_norm", "peak_lr"], "own": {"peak_lr": 0.1, "max_grad_norm": None},

@@ -220,13 +220,16 @@ def rows(record: MemoryRecord, said: Diagnosis) -> dict[str, str]:
     return summary_rows(record, said)
 
 
-@pytest.mark.parametrize(("state", "told"), [("stopped", "were stopped early"), ("running", "have not ended")])
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [("stopped", "were stopped early; the same command resumes them"), ("running", "are being trained")],
+)
 def test_an_unfinished_study_decides_nothing(state: str, told: str) -> None:
     record = study()
     record.trials.loc[[0, 3], "state"] = state
     assert "resumes" not in not_ended(record), "of a watched loop"
     record.trials["gradients"] = "vmap"
-    left = f"2 of {len(record.trials)} runs {told}; the same command resumes them"
+    left = f"2 of {len(record.trials)} runs {told}"
     assert rows(record, diagnosis())["Config"] == f"Not decided: {left}."
     assert Diagnosis.of(record, diagnosis().findings).tally.endswith(f"; {left}")
     record.trials = record.trials.iloc[:1].assign(steps_run=20, total_steps=30, seconds=1.0, stage="baseline")

@@ -20,6 +20,7 @@ from workbench.curves.selection import metric_sign, selectable, selected_by_seed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import REMARKS, to_mend_first, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import p_words
 from workbench.record.metrics import larger_is_better
 from workbench.record.read import periodic_rows
 
@@ -302,11 +303,6 @@ def _arm(
         "name": name, "total_steps": total_steps, "values": theirs, "gains": gains, "gain": gain, "se": se, "ratios": ratios,
         "chance": p_value([-math.log(ratio) for ratio in ratios] if ratios else gains),
     }  # fmt: skip
-
-
-def p_words(p: float) -> str:
-    """Return p with two digits."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def _mean_and_se(values: Sequence[float]) -> tuple[float, float]:

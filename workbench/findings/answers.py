@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.findings.causes import causes_first, is_remark, to_mend_first, vetoes_tuning
-from workbench.findings.finding import Finding, Status, worst
+from workbench.findings.finding import Finding, Status, p_words, worst
 
 _ALARMS = ("fail", "warn")
 _TUNED = ("lr.", "stability.")
@@ -121,7 +121,7 @@ def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
     told += [f"{len(missing)} could not be made."] if missing else []
     told += [f"Good to know: {', '.join(f.code for f in mine)}."] if mine else []
     told += [f"{', '.join(f.code for f in later)}: follows from {later[0].follows_from}."] if later else []
-    status: Status = "warn" if mine or later else "not_measured" if missing else "ok"
+    status: Status = "warn" if mine else "not_measured" if missing else "ok"
     return Answer(question=question, status=status, text=" ".join(told))
 
 
@@ -141,7 +141,7 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
             question="Config", status="warn", text=f"Not decided: fix {to_mend_first(findings, faults)} first."
         )
     elif is_unproved(found):
-        text = f"Not proved: {found['candidate']} looks better; a larger --budget trains it under fresh seeds."
+        text = f"Not proved: {found['candidate']} looks better; it is not trained under fresh seeds yet."
         return Answer(question="Config", status="not_measured", text=text)
     elif found.get("candidate"):
         text = f"Keep yours: {found['candidate']} was not proven better."
@@ -178,5 +178,5 @@ def _gain(found: Mapping[str, Any]) -> str:
     if select not in before or select not in after:
         return ""
     chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
-    sure = f", p = {max(chances):.2g} over {len(proof['seeds'])} seeds" if chances else ", one seed"
+    sure = f", {p_words(max(chances))} over {len(proof['seeds'])} seeds" if chances else ", one seed"
     return f": {select} {before[select]:.4g} → {after[select]:.4g}{sure}"

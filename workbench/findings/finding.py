@@ -93,6 +93,11 @@ def named(names: Iterable[str], *, shown: int = 3) -> str:
     return ", ".join(kept[:shown]) + (f" and {len(kept) - shown} more" if len(kept) > shown else "")
 
 
+def p_words(p: float) -> str:
+    """Return p with two digits."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
 def said_alike(
     findings: Iterable[Finding], *, joins: Callable[[Finding], bool] = lambda _: True
 ) -> list[list[Finding]]:

@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workbench.curves.seed_comparison import p_words
 from workbench.curves.selection import metric_sign, selected_by_seed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import Audited, why_missing
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Finding
+from workbench.findings.finding import Finding, p_words
 from workbench.record.json_values import number
 from workbench.topics.batch_norm.replicas import CODES, judge_processes
 

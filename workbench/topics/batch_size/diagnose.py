@@ -10,13 +10,12 @@ import numpy as np
 from scipy import stats
 
 from workbench.curves.judged import judged, trials_with
-from workbench.curves.seed_comparison import p_words
 from workbench.curves.selection import selected_by_seed
 from workbench.curves.trial_curves import RecordLike, memory_field
 from workbench.errors import UsageError
 from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.finding import Codes, Finding
+from workbench.findings.finding import Codes, Finding, p_words
 from workbench.record.json_values import number
 from workbench.record.read import periodic_rows
 from workbench.topics.batch_size.arms import EQUAL, BatchArm, choosing_seeds, comparable, read_arms, tuned_fields

@@ -288,9 +288,10 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
     if not (lr < own.lr if word == "Lower" else lr > own.lr):
         return "", []
     other = rival is not None and not math.isclose(lr, best.lr, rel_tol=1e-9)
-    why = f" (lowest training loss: {best.lr:.4g})" if other else ""
+    how = "lowest training loss" if best.lr == best.measured_lr else "best by training loss"
+    why = f" ({how}: {best.lr:.4g})" if other else ""
     if other and rival is not None and (passed := rival.passed.get(best.lr)):
-        why = f", not {best.lr:.4g} (lowest training loss, but {passed})"
+        why = f", not {best.lr:.4g} ({how}, but {passed})"
     return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 

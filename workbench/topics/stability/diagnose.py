@@ -342,7 +342,7 @@ def _headroom(study: _Instability, near: float) -> Finding:
     found = partial(CODES.finding, code, threshold=near, unit="unstable lr / baseline lr")
     top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
     if lr is None and study.best is not None and top > near * base > 0:
-        summary = f"No instability up to {top / base:.3g} times the baseline's lr, the largest that was trained {length_of_runs(facts)}."
+        summary = f"No instability up to {_times(top / base)} times the baseline's lr, the largest that was trained {length_of_runs(facts)}."
         return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
         reason = "no unstable learning rate was found, and the critical lr, at which a step stops lowering the loss of its batch, was not measured"
