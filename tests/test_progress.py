@@ -125,11 +125,13 @@ def test_nothing_is_said_where_nothing_is_asked_for(
 
 def test_a_stage_has_the_number_of_its_part_in_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(ProgressBar, "status", lambda _, text: said.append(text))
+    monkeypatch.setattr(ProgressBar, "status", lambda _, text, more="": said.append(text))
     with open_session(small_workload(), stem="lr_sweep", settings={}, out=tmp_path / "s") as session:
         session.plan(4.0, ("baseline", "search", "proof under 2 fresh seeds"))
         for part, detail in (("baseline", ""), ("proof", ""), ("search", "learning rates"), ("unplanned", "")):
             session.stage(part, detail)
+        assert len(said) == 2, "nothing of the search was asked for yet"
+        session.trial(session.config, stage="lr_sweep")
     assert said == ["1 of 3: baseline", "3 of 3: proof under 2 fresh seeds", "2 of 3: search: learning rates"]
 
 

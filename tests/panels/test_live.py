@@ -136,7 +136,7 @@ def test_a_diagnosis_says_its_stage_and_how_many_steps_are_planned(tmp_path: Pat
     page = Page()
     with watching(LiveFeed(page.tell)):
         wb.diagnose(small_workload(), tmp_path / "d", budget="6x")
-    assert re.fullmatch(r"[34] of 4: .+", page.status["plan"])
+    assert re.fullmatch(r"3 of 3: search: .+", page.status["plan"])
     assert page.status["stage"] in {trial["stage"] for trial in page.trials.values()}, "which lines are in colour"
     assert page.status["planned"] == 6 * small_workload().config.total_steps
 

@@ -97,13 +97,14 @@ class Session:
         self.writer.plan(self._stage, round(runs * self.config.total_steps))
 
     def stage(self, part: str, detail: str = "") -> None:
-        """Say which part of the plan begins, or comes again, by how its name begins; of one that was not planned nothing is said."""
+        """Say which part of the plan begins, by how its name begins, or, with a detail, goes on as soon as a trial is asked for; of one that was not planned nothing is said."""
         self._at = detail or part
         for number, name in enumerate(self._parts, start=1):
             if name.startswith(part):
                 self._stage = f"{number} of {len(self._parts)}: {name}{detail and f': {detail}'}"
-                self._expect()
-                self._bar.status(self._stage)
+                if not detail:
+                    self._expect()
+                    self._bar.status(self._stage)
 
     @property
     def device(self) -> torch.device:
@@ -186,7 +187,8 @@ class Session:
         if not self._planned:  # the study decides as it goes: the end that is known is that of these trials
             self._bar.expect(self._bar.done - there + sum(config.total_steps for config in new))
         self._expect()
-        self._bar.status(self._stage or STAGES.get(stage, stage), f", lr {span}")
+        if new:
+            self._bar.status(self._stage or STAGES.get(stage, stage), f", lr {span}")
         trainer = trainer or self.trainer
         how: dict[str, Any] = {"stage": stage, "progress": self._bar.advance}
         if self.executor is None:
