@@ -7,7 +7,7 @@ const STATES = {
 };
 const WIDTHS = {
   study: "minmax(18em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "8em", mean_value: "11.5em", select: "8.5em", best_lr: "4.5em", lr_best: "5em", lr_unstable: "7.5em", verdict: "11.5em",
+  trial: "5.5em", best_value: "8em", mean_value: "13.5em", select: "8.5em", best_lr: "6.5em", lr_best: "6.5em", lr_unstable: "7.5em", verdict: "11.5em",
   note: "minmax(10em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
