@@ -156,7 +156,7 @@ def test_advice_says_what_was_adopted_and_what_was_tried_in_vain(tmp_path: Path)
     record = study()
     record.trials.loc[record.trials.index[-1], ["stage", "max_grad_norm"]] = ["clipping", 1.0]
     source = written(tmp_path, record, Diagnosis(findings=(finding,), recommendation=recommendation))
-    assert "<p>The recommended config does this already: warmup.</p>" in source
+    assert "<p>The config above does this already: warmup.</p>" in source
     assert "<p>Tried in this study, and not better: clipping.</p>" in source
     assert warmup not in html.unescape(source)
     assert clipping not in html.unescape(source)

@@ -257,11 +257,12 @@ class Diagnosis:
             return []
         # else the answer says it
         reason = [textwrap.fill(str(found["reason"]), 100)] if found.get("candidate") and found.get("reason") else []
-        if found.get("lines") is not None:
-            return ["", "Lines to change:", str(found["paste"]), *reason]
-        unchanged = "" if found.get("changed") else " (unchanged)"
-        purpose = "to train with" if unchanged or found.get("proof") else "worth trying"
-        return ["", f"Config {purpose}{unchanged}:", str(found["paste"]), *reason]
+        what, purpose = ("Config", "to train with") if found.get("lines") is None else ("Lines", "to change")
+        if found.get("changed") and not found.get("proof"):
+            purpose = "worth trying"
+        elif what == "Config" and not found.get("changed"):
+            purpose += " (unchanged)"
+        return ["", f"{what} {purpose}:", str(found["paste"]), *reason]
 
     def _next(self, most: int = 3) -> list[str]:
         """Return what to try next; of a whole diagnosis the first few lines, which the recommended config does not follow already."""

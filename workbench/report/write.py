@@ -165,9 +165,10 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     else:
         source = "# This diagnosis was kept without a config to paste; run the diagnosis again."
     config, before, after = found.get("config") or {}, found.get("baseline") or {}, found.get("recommended") or {}
-    title, word = (
-        ("Recommended config", "recommended") if found.get("proof") else ("Config worth trying", "worth trying")
-    )
+    title = "Lines to change" if of_program else "Recommended config" if changed else "Config to train with"
+    word = "recommended" if found.get("proof") else "worth trying"
+    if changed and not found.get("proof"):
+        title = f"{'Lines' if of_program else 'Config'} {word}"
     fields = [[name, to_json(record.config.get(name)), to_json(config.get(name))] for name in changed]
     results = [
         [_SHOWN.get(name, name), to_json(before.get(name)), to_json(after.get(name))]
@@ -177,7 +178,7 @@ def _recommendation(record: Any, found: Mapping[str, Any] | None) -> dict[str, A
     return {
         "said": said,
         "reason": (found.get("reason") or "") if found.get("candidate") else "",
-        "title": "Lines to change" if of_program else title if changed else "Config to train with",
+        "title": title,
         "source": source,
         "columns": ("", "baseline", word if found.get("adopted") else "candidate, not adopted"),
         "rows": fields + results if found.get("candidate") else [],
