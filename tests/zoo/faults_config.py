@@ -147,7 +147,7 @@ def _dropping(share: float, r: Recipe) -> Recipe:
     return r.but(build=build).tuned(optimizer="adamw", peak_lr=8e-3, schedule="cosine", total_steps=400)
 
 
-fault("init", "evaluation.underfits", on="digits_mlp", kind="keep-probability-as-dropout", twin=partial(_dropping, 0.05))(partial(_dropping, 0.95))  # fmt: skip
+fault("init", "units.dropped evaluation.underfits", on="digits_mlp", kind="keep-probability-as-dropout", twin=partial(_dropping, 0.05))(partial(_dropping, 0.95))  # fmt: skip
 
 
 for name, area, accepts, bases, plant in (

@@ -289,7 +289,7 @@ class Gain(nn.Module):
         return self.inner(x) * torch.where(self.seen > self.at, self.gain, 1.0)
 
 
-@fault("init", "evaluation.underfits evaluation.generalisation_gap", on="digits_mlp digits_tanh")
+@fault("init", "units.dropped evaluation.underfits evaluation.generalisation_gap", on="digits_mlp digits_tanh")
 def keep_probability_dropped(r: Recipe) -> Recipe:
     def change(m: nn.Module) -> None:
         swap(m, nn.Linear, lambda a: nn.Sequential(nn.Dropout(0.95), a), at=-1)
