@@ -320,6 +320,29 @@ def test_a_language_model_that_learns_no_more_than_how_common_tokens_are_has_lea
         assert tokens(lambda y: y, tmp_path / str(number), **options).status == "ok"
 
 
+@pytest.mark.parametrize(("share", "status"), [(0.15, "not_measured"), (0.0, "warn"), (2.0, "ok")])
+def test_a_loss_a_little_below_chance_whose_noise_hides_what_is_learned_is_no_alarm(
+    share: float, status: str, tmp_path: Path
+) -> None:
+    """Of the targets' variance the inputs tell 2 %, nothing, and 80 %."""
+    torch.manual_seed(3)
+    x = torch.randn(4000, 5)
+    y = share * x[:, :1] + torch.randn(4000, 1)
+    y = y if share else y[:200].repeat(20, 1)
+    x = x if share else torch.zeros(4000, 5)
+    model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 1))
+    nn.init.constant_(model[2].bias, 2.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(5):
+            for inputs, targets in DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True):
+                optimizer.zero_grad()
+                F.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+    found = run.diagnose()["lr.nothing_learns"]
+    assert found.status == status, found
+
+
 def fitted(batches: Iterable[tuple[Tensor, Tensor]], outputs: int, out: Path) -> wb.Diagnosis:
     """Watch a linear model that is trained on these batches."""
     torch.manual_seed(0)

@@ -45,6 +45,23 @@ def test_nothing_holds_the_model_and_the_optimizer_after_a_watch(tmp_path: Path)
     assert TAPS.on_fault == {}
 
 
+def test_a_training_that_turns_non_finite_is_divergent_and_its_updates_are_not_missing(tmp_path: Path) -> None:
+    """The square root of a distance of 0 has no finite gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for update in range(60):
+            x = torch.randn(8, 3)
+            other = x if update == 12 else torch.randn(8, 3)
+            optimizer.zero_grad()
+            (model(x) - model(other)).square().sum(1).sqrt().mean().backward()
+            optimizer.step()
+    found = run.diagnose()
+    assert found["loop.no_update"].status == "ok"
+    assert next(iter(found.findings)).code == "stability.divergent"
+
+
 @pytest.mark.parametrize("place", ["before the pass", "after the step"])
 def test_norms_are_those_of_the_update_where_a_loop_clips_other_gradients(place: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -126,6 +126,14 @@ def test_a_collapse_is_told_at_its_real_step(every: int) -> None:
     assert (finding.status, finding.step, finding.value) == ("fail", 200, 0.5)
 
 
+def test_a_learning_rate_below_zero_is_told_at_its_first_step_and_rounding_is_none() -> None:
+    longer = 1 - T / 360  # a linear decay whose length is 40 updates short
+    finding = diagnose(longer)["schedule.collapse"]
+    assert (finding.status, finding.step) == ("fail", 361)
+    assert "negative from step 361 of 400 on, in 39 of 400 steps" in finding.summary
+    assert diagnose(np.where(T < 399, longer.clip(min=0.1), -1e-17))["schedule.collapse"].status == "ok"
+
+
 @pytest.mark.parametrize("first", [np.zeros(TOTAL), np.where(T < 200, 1.0, 0.0)], ids=["frozen", "frozen later"])
 @pytest.mark.parametrize("other", ["lr/group1", "lr/optimizer1"])
 def test_a_group_without_a_learning_rate_is_no_collapse_where_another_trains(first: np.ndarray, other: str) -> None:

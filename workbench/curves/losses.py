@@ -288,13 +288,15 @@ def _one_lr(
     min_rows: int = 50,
     short_frac: float = 0.1,
     near_frac: float = 0.1,
+    fine_frac: float = 0.02,
 ) -> Finding:
     """Tell whether the runs at the one lr that was tried fall at all, and below chance: the second half of their losses against the first tenth.
 
     Args:
         near_frac: share of the way from the first tenth to chance that may be left where a run has arrived (rule of thumb).
         min_rows: fewer losses than this tell nothing (rule of thumb).
-        short_frac: standard errors that are a larger share of the loss leave room for a fall that is not seen (rule of thumb).
+        short_frac: standard errors that are a larger share of the loss leave room for a fall that is not seen (rule of thumb),
+        fine_frac: and than this one for what a loss slightly below chance has learned (rule of thumb: O1 calls differences of 2 % equal).
     """
     mine = [curve for curve in curves if curve.trial in point.trials]
     unknown = partial(CODES.not_measured, CODE, evidence=evidence)
@@ -315,7 +317,8 @@ def _one_lr(
         evidence, shown = evidence | {"chance": chance}, f"{shown}; the best constant output costs {chance:.4g}"
         if third - last > noise_sds * math.hypot(third_se, last_se):
             return unknown(f"the loss is still falling, and not yet below that of a constant output: {shown}")
-        if half < chance - half_se or (half > chance + near_frac * (head - chance) and head - half > error):
+        unclear = half < chance and noise_sds * half_se > fine_frac * abs(chance)
+        if unclear or half < chance - half_se or (half > chance + near_frac * (head - chance) and head - half > error):
             return unknown(f"the loss ends near that of a constant output, or above it: {shown}")
         other = " of the targets from the inputs"
         error, said = noise_sds * half_se, "falls no further than a constant output's"

@@ -89,7 +89,7 @@ class Parameters:
         self._moved_at = max(self._moved_at, self._lr)
         for name, size in updates:
             known = self._largest.get(name)
-            self._largest[name] = size if known is None else torch.maximum(known, size)
+            self._largest[name] = size if known is None else torch.fmax(known, size)  # of a lost training, until then
 
     def to_dict(self, modes: Modes) -> dict[str, Any]:
         """Return optimizers and the names of the parameters that something is missing of, as JSON values."""
@@ -111,7 +111,7 @@ class Parameters:
             if self._owned[key].requires_grad
         }
         hidden = [key for key in trained if key in unrecorded]
-        still = [name for name, size in self._largest.items() if not float(size) > 0]
+        still = [name for name, size in self._largest.items() if float(size) == 0]
         return {
             "optimizers": {str(number): found for number, found in self._optimizers.items()},
             "owned": len(self._owned), "with_gradient": len(self._with_grad), "frozen": frozen, "looks": self._looks,

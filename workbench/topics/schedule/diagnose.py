@@ -234,6 +234,13 @@ def _collapse(
     from_step, total = int(gone[0]) if gone.size else None, max(total_steps, int(steps[-1]) + 1)
     evidence = evidence | {"gone_from": from_step, "total_steps": total, "low_share": idle}
     found, unit = partial(CODES.finding, "schedule.collapse", evidence=evidence), "share of the steps"
+    below = steps[lr < -FLAT * np.abs(lr).max()]
+    if below.size:
+        return found(
+            "fail", f"The learning rate is negative from step {below[0]} of {total} on, in {below.size} of {steps.size} steps: updates climb the loss.",
+            unit=unit, value=int(below[0]) / total, threshold=1.0, step=int(below[0]),
+            advice=("Give the schedule the number of updates that are made (batches an epoch times epochs), and hold its factor at 0 or above.",),
+        )  # fmt: skip
     if not alive.size:
         return found(
             "fail", "The learning rate is above zero at no recorded step: nothing is ever learned.", unit=unit,
