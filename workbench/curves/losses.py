@@ -204,10 +204,8 @@ def nothing_learns(
         alone = _one_lr(curves, point, evidence, noise_sds)
         if table.chance is None and alone.status == "warn" and _wide(record, table):
             held = f"at lr {point.lr:.4g}, the best of {len(table.points)}, {alone.summary.partition(': ')[2]}"
-            alone = replace(alone, summary=f"The training loss falls at no learning rate: {held}")
-        else:
-            alone = unknown(f"{start}, and no learning rate improves on the start; {shown}")
-        return alone
+            return replace(alone, summary=f"The training loss falls at no learning rate: {held}")
+        return unknown(f"{start}, and no learning rate improves on the start; {shown}")
     held = f"{shown}; the best constant output costs {table.chance:.4g}, the untrained model {table.loss_ref:.4g}"
     if learned is not None and (falls or error > worth):
         return _falls(table, learned, evidence)
@@ -330,10 +328,8 @@ def _one_lr(
         "Check that inputs and targets belong together, and that the optimizer has the model's parameters.",
         "Try learning rates ten times smaller and larger; fit a handful of examples first.",
     ]
-    known = next(
-        (f"; guessing among {k} classes costs {math.log(k):.4g}" for k in _CLASSES if abs(half - math.log(k)) < 0.02),
-        "",
-    )
+    classes = [k for k in _CLASSES if abs(half - math.log(k)) < 0.02][:1]
+    known = "".join(f"; guessing among {k} classes costs {math.log(k):.4g}" for k in classes)
     summary = f"The training loss {said}{at}: {shown}{known}. Nothing is learned{other}."
     return CODES.finding(CODE, "warn", summary, evidence=evidence, advice=advice)
 
