@@ -204,8 +204,10 @@ def nothing_learns(
         alone = _one_lr(curves, point, evidence, noise_sds)
         if table.chance is None and alone.status == "warn" and _wide(record, table):
             held = f"at lr {point.lr:.4g}, the best of {len(table.points)}, {alone.summary.partition(': ')[2]}"
-            return replace(alone, summary=f"The training loss falls at no learning rate: {held}")
-        return unknown(f"{start}, and no learning rate improves on the start; {shown}")
+            told = replace(alone, summary=f"The training loss falls at no learning rate: {held}")
+        else:
+            told = unknown(f"{start}, and no learning rate improves on the start; {shown}")
+        return told
     held = f"{shown}; the best constant output costs {table.chance:.4g}, the untrained model {table.loss_ref:.4g}"
     if learned is not None and (falls or error > worth):
         return _falls(table, learned, evidence)
