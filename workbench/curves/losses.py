@@ -212,8 +212,7 @@ def nothing_learns(
     if learned is not None and (falls or error > worth):
         return _falls(table, learned, evidence)
     if falls:
-        longer = "Train longer (--steps): the loss is still falling, and not yet below chance."
-        return unknown(f"{table.total_steps} steps are too few to tell: {held}", advice=[longer])
+        return unknown(f"{table.total_steps} steps are too few to tell: {held}", advice=["Train longer (--steps): the loss is still falling, and not yet below chance."])  # fmt: skip
     if error > max_error_frac * max(abs(table.chance), table.loss_ref - table.chance):
         return unknown(f"the loss is too noisy to tell: {held}")
     lrs = f"from {table.points[0].lr:.4g} to {table.points[-1].lr:.4g}"
@@ -225,8 +224,7 @@ def nothing_learns(
         "a view of (batch, classes, height, width) as (batch, places, classes) mixes them, permute does not.",
         "Fit a handful of examples first: a model that cannot is broken, whatever the learning rate.",
     ]  # fmt: skip
-    wide = _wide(record, table)
-    if not wide:
+    if not (wide := _wide(record, table)):
         summary += " Larger learning rates were not tried."
         advice.insert(0, f"Try learning rates above {table.points[-1].lr:.4g}, with a larger budget.")
     return CODES.finding(CODE, "fail" if wide else "warn", summary + predicts, evidence=evidence, advice=advice)
