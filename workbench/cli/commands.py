@@ -369,7 +369,7 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
 
 
 _TWO_LRS = """at lr: of the config that the diagnosis ends with, which has the best value.
-lr.best: best by training loss, the safest of those that train as well; it becomes the config only where it is proven better by the metric."""
+lr.best: by training loss, the safest of those as good; the config only where the metric proves it better."""
 
 
 def _number(value: object) -> str:

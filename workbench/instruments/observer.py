@@ -189,7 +189,8 @@ class LoopObserver:
     @looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102
         self.facts.clipped(kind, limit)
-        early = self.facts.order.backwards and not self._pending.waits(None)  # before the pass, or after the step
+        passes = TAPS.passing is not None and TAPS.passing.begun
+        early = self.facts.order.backwards and not (passes or self._pending.waits(None))  # or after the step
         if norm is not None and not early and type(norm) is Tensor and first not in [seen for seen, _, _ in self.norms]:
             self.norms.append((first, limit, norm.detach()))
         if self.looks_now:

@@ -56,6 +56,11 @@ class Passing:
         self._level, self._slope = observer.attention.losses, observer.attention.probes
         self.held: Any = None
 
+    @property
+    def begun(self) -> bool:
+        """Tell whether a backward pass of the update in progress was taken."""
+        return bool(self._losses)
+
     def end(self, *, plain: bool = True) -> None:
         """Have the observer go on with the update in progress; where that is not `plain`, it takes all others, too."""
         self.settle()

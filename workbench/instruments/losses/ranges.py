@@ -99,8 +99,11 @@ def _at_logits(at: LossAt, kind: str, ideal: Tensor, span: Span) -> dict[str, An
     axis = next((a for a in axes if bool((hot.sum(a) == 1).all())), None)
     shares = hot.mean([k for k in range(hot.dim()) if k != axis], keepdim=True)
     logits = (shares.logit() if axis is None else shares.log()).clamp(-30.0, 30.0).to(ideal.dtype)
+    count = 2 if axis is None else ideal.shape[axis]
+    rows = hot.numel() / (1 if axis is None else count)
+    bias = (count - 1) / (2 * rows)  # of frequencies in a batch (Miller and Madow, 1955)
     return {
         "floor": float(best.mean()), "ignorant": float(ignorant.mean()), "reachable": float(limited.amin(0).mean()),
-        "constant": float(at(logits.expand_as(ideal)).mean()), "floor_ratios": [float(ratios.min()), float(ratios.max())],
-        "classes": 2 if axis is None else ideal.shape[axis],
+        "constant": float(at(logits.expand_as(ideal)).mean()) + bias, "floor_ratios": [float(ratios.min()), float(ratios.max())],
+        "classes": count,
     }  # fmt: skip
