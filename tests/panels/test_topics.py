@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +66,16 @@ def test_the_numbers_are_those_of_the_diagnosis() -> None:
         assert f"{lr / best:.3g}× the best lr ({best:.4g}); {lr / edge:.3g}× the unstable lr ({edge:.4g})." in said(
             panel
         )
+
+
+def test_the_recommendation_kept_with_a_study_is_told(tmp_path: Path) -> None:
+    advised = {"adopted": True, "proof": {"alpha": 0.05}, "config": {"peak_lr": LRS[1]}}
+    kept = replace(diagnose_lr_sweep(study()), recommendation=advised)
+    (tmp_path / "diagnosis.json").write_text(json.dumps(kept.to_dict()))
+    panel = lr_sweep_panel(replace(study(), path=tmp_path), live=True)
+    for lr, told in ((LRS[1], "; recommended."), (LRS[2], f"; recommended: {LRS[1]:.4g}.")):
+        panel.controls["lr"].value = lr
+        assert said(panel).strip().endswith(told)
 
 
 NORMS = np.random.default_rng(0).lognormal(size=200)

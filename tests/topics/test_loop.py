@@ -384,10 +384,27 @@ def test_nothing_is_left_behind_and_twice_is_once(tmp_path: Path) -> None:
     }
     after = _patched()
     assert [name for name in before if after[name] is not before[name]] == []
-    assert set(after) == set(before)
+    imported = {name for name, value in after.items() if isinstance(value, types.ModuleType)}  # by torch, on first use
+    assert set(after) - imported == set(before) - imported
     assert not model._forward_pre_hooks
     assert [len(wb.open(tmp_path / name).steps) for name in ("outer", "inner", "broken")] == [8, 6, 1]
     assert wb.open(tmp_path / "broken").trials["state"].tolist() == ["failed"]
+
+
+def test_a_warning_of_torch_names_the_line_of_the_loop(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        shown = warnings.showwarning
+        with wb.watch(model, optimizer, out=tmp_path / "run"):
+            torch.nn.functional.mse_loss(model(torch.ones(2, 3)), torch.ones(2)).backward()
+            optimizer.step()
+        assert warnings.showwarning is shown
+
+    with pytest.warns(UserWarning, match="target size") as told:
+        train()
+    assert {warning.filename for warning in told if "target size" in str(warning.message)} == {__file__}
 
 
 def _fitted(out: Path, losses: Iterator[float], count: int, **options: Any) -> Diagnosis:

@@ -8,6 +8,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,12 +23,22 @@ _INSTALLED = tuple(
 
 def own_line(frame: FrameType | None = None) -> str:
     """Return "file.py:31" of the innermost frame that belongs neither to this package nor to an installed one; "" where there is none."""
-    frame = frame or inspect.currentframe()
-    while frame is not None:
-        if place := _place(frame.f_code.co_filename, frame.f_lineno):
-            return place
+    own = _own_frame(frame or inspect.currentframe())
+    return "" if own is None else _place(own.f_code.co_filename, own.f_lineno)
+
+
+def _own_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and shown(frame.f_code.co_filename) is None:
         frame = frame.f_back
-    return ""
+    return frame
+
+
+def show_warning(
+    original: Callable[..., None], message: Warning | str, kind: type[Warning], path: str, line: int, *given: Any
+) -> None:
+    """Show a warning as `warnings.showwarning` does, at a person's own line where it was attributed to a wrapper of this package."""
+    own = _own_frame(inspect.currentframe()) if path.startswith(_PACKAGE) else None
+    original(message, kind, *((path, line) if own is None else (own.f_code.co_filename, own.f_lineno)), *given)
 
 
 def begins_at(*functions: Any) -> str:

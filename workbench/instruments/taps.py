@@ -1,7 +1,6 @@
 """`Taps`: the calls of torch that a training loop consists of, told to whoever listens; the calls themselves stay as they are.
 
-Functions and methods are replaced while somebody listens and put back afterwards. Only public names of torch are touched, but for one. A call that
-`torch.compile` traces is passed through and not told: the loop around it is.
+Functions and methods are replaced while somebody listens, and put back afterwards; all names but one are public. What `torch.compile` traces is not told.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import math
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.instruments import conversions
 from workbench.instruments.batches import Draws, TimedIterator, noted
+from workbench.instruments.caller import show_warning
 from workbench.instruments.conversions import compares, dispatched, is_costly
 from workbench.instruments.workers import asked_workers
 
@@ -167,6 +168,7 @@ class Taps:
                 self._replace(found, "step", functools.partial(self._after, "scheduled"))
         for name in conversions.DROPOUTS:
             self._replace(F, name, self._drop)
+        self._replace(warnings, "showwarning", show_warning)
         self._replace(DataLoader, "__iter__", self._iterate)
         self._replace(BatchSampler, "__iter__", self._sample)
 

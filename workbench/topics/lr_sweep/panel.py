@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.diagnosis import Diagnosis, read_diagnosis
 from workbench.panels.controls import Answer, Choice, controls_panel, needs, nothing
-from workbench.plots.frames import finding, trials_at
+from workbench.plots.frames import finding, recommended, trials_at
 from workbench.plots.render import Draw
 from workbench.record.json_values import number
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
@@ -32,19 +32,23 @@ def _distance(diagnosis: Diagnosis, row: Mapping[str, Any]) -> str:
     end = f", training loss at the end {loss:.4g}" if math.isfinite(loss) else ""
     best = held_against("lr.best", "the best lr", "best lr not measured")
     edge = held_against("lr.unstable", "the unstable lr", "unstable not found")
-    return f"lr {lr:.4g}: {how}{end}; {best}; {edge}."
+    chosen, _, word = recommended(diagnosis)
+    advised = "" if math.isnan(chosen) else f"; {word}: {chosen:.4g}" if chosen != lr else f"; {word}"
+    return f"lr {lr:.4g}: {how}{end}; {best}; {edge}{advised}."
 
 
 def lr_sweep_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, live: bool | None = None) -> Any:
     """Return the sweep below a slider for the learning rate: its place, its loss curve, and how far it is from the edge.
 
-    The diagnosis is of `diagnose_lr_sweep` or `diagnose`, or made from the record; the slider starts at lr*. `live` None asks the
-    environment, see `controls_panel`.
+    The diagnosis is of `diagnose_lr_sweep` or `diagnose`, or the one kept with the study, or made from the record; the slider starts at lr*.
+    `live` None asks the environment, see `controls_panel`.
 
     Source: F1.6, F1.7, F1.12.
     """
     needs("lr_sweep_panel", record, "steps", "trials", "config", "facts")
-    found = diagnosis if diagnosis is not None and "lr.best" in diagnosis else diagnose_lr_sweep(record)
+    kept = record.path / "diagnosis.json"
+    found = read_diagnosis(record.path) if diagnosis is None and kept.exists() else diagnosis
+    found = found if found is not None and "lr.best" in found else diagnose_lr_sweep(record)
     best = found["lr.best"]
     rows = {float(row["lr"]): row for row in best.evidence.get("points") or ()}
     lrs = sorted(rows)
