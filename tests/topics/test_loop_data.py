@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -387,6 +388,15 @@ def test_a_class_that_comes_later_is_no_missing_one(tmp_path: Path) -> None:
     assert found["data.unshuffled"].status == "fail"
     labels = found["data.labels"]
     assert (labels.status, "class 4 is not among" in labels.summary) == ("not_measured", True), labels.summary
+
+
+@pytest.mark.parametrize(("batches", "shuffle", "status"), [(3, False, "fail"), (3, True, "ok"), (20, False, "ok")])
+def test_passes_that_end_early_in_the_same_order_are_told(batches: int, shuffle: bool, status: str, tmp_path: Path) -> None:  # fmt: skip
+    loader = DataLoader(TensorDataset(*clusters(400, 1)), batch_size=20, shuffle=shuffle)
+    passes = itertools.chain.from_iterable(itertools.islice(loader, batches) for _ in range(60 // batches))
+    found = fitted(passes, 5, tmp_path / "run")["loop.repeated_batch"]
+    assert found.status == status, found.summary
+    assert status == "ok" or "ends after 3 of its 20 batches" in found.summary
 
 
 @pytest.mark.parametrize("again", [False, True])

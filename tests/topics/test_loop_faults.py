@@ -325,6 +325,20 @@ def test_the_least_loss_of_probabilities_that_are_taken_for_logits_is_the_one_th
         )
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_outputs_that_are_given_as_targets_are_told(swapped: bool, tmp_path: Path) -> None:
+    model, targets = nn.Linear(3, 4), torch.eye(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(6):
+            optimizer.zero_grad()
+            outputs = model(torch.randn(4, 3))
+            (F.cross_entropy(targets, outputs.softmax(1)) if swapped else F.cross_entropy(outputs, targets)).backward()
+            optimizer.step()
+    found = run.diagnose()["loss.double_softmax"]
+    assert (found.status, "in the place of outputs" in found.summary) == (("fail", True) if swapped else ("ok", False))
+
+
 @pytest.mark.parametrize("shape", [(8, 5), (8, 6, 5), (8, 5, 3, 3)], ids=["rows", "tokens", "pixels"])
 def test_a_divergence_from_soft_targets_takes_logarithms(shape: tuple[int, ...], tmp_path: Path) -> None:
     """Of a teacher's and of smoothed labels; what a distribution runs over stands last, or, of pixels, second."""

@@ -176,6 +176,21 @@ def test_weights_that_are_written_over_so_that_updates_are_lost_are_found(
     assert status == "ok" or finding.summary.startswith(("Of each update", "Weights are loaded", "After"))
 
 
+@pytest.mark.parametrize("keep", [dict, copy.deepcopy])
+def test_weights_that_are_kept_without_a_copy_restore_nothing(
+    keep: type[dict[str, Tensor]] | Callable[..., dict[str, Tensor]], tmp_path: Path
+) -> None:
+    def best(kept: Kept, model: nn.Module, k: int) -> None:
+        if k == 20:
+            kept.held = keep(model.state_dict())
+        elif k == 59:
+            model.load_state_dict(kept.held)
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5))
+    finding = trained(tmp_path / "run", model, Kept(best))["loop.restores_nothing"]
+    assert (finding.status, "(tests/topics/test_loop_modes.py:" in finding.summary) == (("warn", True) if keep is dict else ("ok", False))  # fmt: skip
+
+
 def test_folds_that_begin_with_the_same_weights_rouse_nothing(tmp_path: Path) -> None:
     model = nn.Linear(8, 5)
     first = {name: value.clone() for name, value in model.state_dict().items()}

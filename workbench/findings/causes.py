@@ -39,7 +39,7 @@ _PLACES = (
 REMARKS = (
     "architecture.*", "stability.headroom", "lr.grid_edge", "checkpoints.best_not_last", "checkpoints.selection", "data.imbalance",
     "evaluation.too_small", "evaluation.minority_counts", "evaluation.interval", "evaluation.batch_size", "clipping.cures",
-    "batch_size.*", "input.bound", "loop.retained_graph", "loop.conversion",
+    "batch_size.*", "input.bound", "loop.retained_graph", "loop.conversion", "loop.restores_nothing",
 )  # fmt: skip
 """Good to know, and no reason why training would fail: they stand after every other alarm of their severity, in this order."""
 

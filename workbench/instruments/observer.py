@@ -183,8 +183,8 @@ class LoopObserver:
         self._fresh = True
 
     @looks
-    def loads(self, module: nn.Module) -> None:  # noqa: D102
-        self.facts.survival.loads(module, next((o for o, k in self._numbers.items() if k == 0), None))
+    def loads(self, module: nn.Module, state: Any) -> None:  # noqa: D102
+        self.facts.survival.loads(module, state, next((o for o, k in self._numbers.items() if k == 0), None))
 
     @looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,7 @@ class Survival:
         self._set_back: list[tuple[int, Tensor]] = []
         self.again = 0  # the update by which all are drawn back once more, where that is done on a cadence
         self._ids, self._line = set[int](), ""
+        self._own = ""  # line in which a model is given its own parameters to load
 
     @property
     def due(self) -> bool:
@@ -227,9 +228,16 @@ class Survival:
         if self._begun is not None and self._ended is None:
             self._ended = self._some(optimizer)
 
-    def loads(self, module: nn.Module, optimizer: Optimizer | None) -> None:
+    def loads(self, module: nn.Module, state: Any, optimizer: Optimizer | None) -> None:
         """Take in that weights are about to be loaded into a module."""
-        if optimizer is not None and not self.due and any(id(p) in self._ids for p in module.parameters()):
+        mine = any(id(p) in self._ids for p in module.parameters())
+        if mine and isinstance(state, Mapping):
+            pairs = [(p, state[name]) for name, p in module.named_parameters() if name in state]
+            if pairs and all(
+                type(kept) in (Tensor, nn.Parameter) and kept.data_ptr() == p.data_ptr() for p, kept in pairs
+            ):
+                self._own = own_line()
+        if optimizer is not None and not self.due and mine:
             self._loaded, self._line = self._some(optimizer), own_line()
 
     def _some(self, optimizer: Optimizer) -> Tensor | None:
@@ -254,7 +262,11 @@ class Survival:
     def to_dict(self) -> dict[str, Any]:
         """Return the shares of numbers that keep a part of their step, of updates and of what stands between loadings, and which part of the way from the first values is left after each, as JSON values."""
         shares = {what: [x for x in map(float, kept) if math.isfinite(x)] for what, kept in self._kept.items()}
-        return shares | {"line": self._line, "set_back": [(update, float(left)) for update, left in self._set_back]}
+        return shares | {
+            "line": self._line,
+            "own": self._own,
+            "set_back": [(update, float(left)) for update, left in self._set_back],
+        }
 
 
 def _left(first: Tensor, ended: Tensor, now: Tensor, *, rounding: float = 0.01) -> Tensor:

@@ -42,7 +42,7 @@ class Listener(Protocol):
     def step_begins(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def step_ends(self, optimizer: Optimizer) -> None: ...  # noqa: D102
     def zeroed(self, owner: Optimizer | nn.Module) -> None: ...  # noqa: D102
-    def loads(self, module: nn.Module) -> None: ...  # noqa: D102
+    def loads(self, module: nn.Module, state: Any) -> None: ...  # noqa: D102
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None: ...  # noqa: D102
     def scaled(self, loss: Any, result: Any, scale: Callable[[Tensor], Tensor]) -> None: ...  # noqa: D102
     def unscaled(self, optimizer: Optimizer) -> None: ...  # noqa: D102
@@ -293,7 +293,7 @@ class Taps:
 
     def _load(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         self.end_passing()
-        self._tell("loads", module)
+        self._tell("loads", module, args[0] if args else kwargs.get("state_dict"))
         return original(module, *args, **kwargs)
 
     def _clip(self, kind: str, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,8 @@ _ALONG = (
     "Logsumexp", "LogSoftmax", "Softmax", "Amax", "Amin", "MaxBackward0", "MinBackward0", "Diagonal", "Gather", "Sort", "Topk", "NllLoss", "Cumsum",
 )  # fmt: skip
 """How the names of nodes begin that tell the rows or columns of a matrix apart."""
+_SWAPPED = ("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+"""Functions that are another loss where outputs and targets change places; `kl_div` is the other divergence then."""
 _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
 
 
@@ -60,7 +62,8 @@ class Criteria:
         by_hand = name in PAIRED.values()
         if (name in _ELEMENTWISE or by_hand) and not _trained(inputs) and _trained(target):
             inputs, target = target, inputs  # mse_loss(x, model(x)): the same either way round
-        if not _trained(inputs):
+        swapped = name in _SWAPPED and not _trained(inputs) and _trained(target)
+        if not (_trained(inputs) or swapped):
             return
         if by_hand:
             # with each other, as where they are ranked, or the same of every example
@@ -75,7 +78,7 @@ class Criteria:
                 )
             return
         row = self._calls.setdefault(name, {"calls": 0, "line": own_line(), "broadcast": None, "classes": None})
-        row["calls"] += 1
+        row["calls"], row["swapped"] = row["calls"] + 1, row.get("swapped", False) or swapped
         self._last = row["line"]
         node: Any = loss.grad_fn if isinstance(loss, Tensor) and loss.numel() == 1 else None
         if node is not None:

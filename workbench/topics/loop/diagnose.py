@@ -14,7 +14,7 @@ from workbench.topics.loop.diagnose_data import DATA_CODES, data_findings
 from workbench.topics.loop.diagnose_loss import LOSS_CODES, loss_findings
 from workbench.topics.loop.diagnose_order import ORDER_CODES, order_findings
 from workbench.topics.loop.diagnose_schedule import SCHEDULE_CODES, schedule_findings
-from workbench.topics.loop.diagnose_update import UPDATE_CODES, not_evaluated, unchanged, updates_lost
+from workbench.topics.loop.diagnose_update import UPDATE_CODES, not_evaluated, restored, unchanged, updates_lost
 from workbench.topics.loop.known import at, facts_of, rows_of, where_known
 from workbench.topics.one_batch.diagnose_layers import MOST_DROPPED, frozen
 
@@ -83,6 +83,7 @@ def diagnose_loop(
             _OF_PARAMETERS,
             lambda: _parameters(facts["parameters"], facts["updates"], least_lr, not_evaluated(record, facts)),
         ),
+        (["loop.restores_nothing"], lambda: restored(facts["parameters"]["kept"])),
         (["loop.eval_mode_in_training"], lambda: _eval_mode(facts, eval_share)),
         (["loop.train_mode_in_eval"], lambda: _train_mode(facts)),
         (["loop.repeated_batch"], lambda: _repeated(facts, repeated_share, least_updates)),
@@ -150,7 +151,7 @@ def _parameters(facts: Facts, updates: int, least_lr: float, unseen: Finding | N
     elif unowned:
         outside = facts["unowned_in_model"] < len(unowned)
         owned = say("fail" if outside else "warn", f"{named(unowned)} get gradients and belong to no optimizer: they stay as they are.", advice=[
-            "Modules in plain Python lists belong to no model: use nn.ModuleList." if outside else
+            "Modules in plain Python lists belong to no model: use nn.ModuleList. A network that only makes targets, as a teacher, belongs under torch.no_grad()." if outside else
             "Give all of model.parameters() to the optimizer; where they are frozen on purpose, requires_grad_(False) says so and saves their gradients.",
         ])  # fmt: skip
     else:
@@ -234,6 +235,19 @@ def _repeated(facts: Facts, share: float, least: int) -> Finding:
     if found["compared"] < least:
         few = f"it takes {least} updates on dense inputs, and the run has {found['compared']}"
         return OWN_CODES.not_measured("loop.repeated_batch", few)
+    for row in found["loaders"]:
+        each, passes = row["trained"] / max(row["begun"], 1), row["begun"]
+        if (
+            not row["shuffled"]
+            and row["trained"]
+            and passes > 2
+            and found["distinct"] <= each <= share * (row["batches"] or 0)
+            and found["compared"] >= 2 * each
+        ):
+            return say(
+                "fail", f"Each of {passes:,} passes over the loader{at({'begun': row['line']}, 'begun')} ends after {each:.3g} of its {row['batches']:,} batches, and its order is always the same: the examples behind are never trained on.",
+                value=each / row["batches"], unit="share of batches", threshold=share, advice=["Leave out the break, or the islice, that ends the pass; and give shuffle=True to the loader."],
+            )  # fmt: skip
     part = found["same"] / found["compared"]
     longer = [row for row in found["loaders"] if (row["batches"] or 2) > 1 and row["trained"]]
     if part <= share:

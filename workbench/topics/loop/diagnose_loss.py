@@ -256,6 +256,10 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
     if not any(name in facts for name in _OF_CLASSES):
         return [first, say("ok", "Does not apply: no loss over classes was seen.")]
     second = say("ok", "Every loss function gets the kind of input that it expects.")
+    if swapped := next((each for each in facts.items() if each[1].get("swapped")), None):
+        name, row = swapped
+        return [first, say("fail", f"{name} is given targets in the place of outputs, and outputs as its targets{at(row, 'line')}: its loss is linear in them, and least at no probability between 0 and 1.",
+                           advice=[f"Change their places: {name}(outputs, targets)."])]  # fmt: skip
     if double:
         name, row = double[0]
         lowest = _lowest(name, row)

@@ -12,7 +12,7 @@ from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, named
 from workbench.topics.loop.known import at, rows_of
 
-UPDATE_CODES = Codes({"loop.no_update": "F1.1"})
+UPDATE_CODES = Codes({"loop.no_update": "F1.1", "loop.restores_nothing": "F1.1"})
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
 
@@ -85,6 +85,17 @@ def updates_lost(facts: Facts, still: list[str], least_lr: float, *, none: bool)
             "Look for a learning rate of 0 in their group, a gradient of exactly 0, or values that are restored after the step.",
         ])  # fmt: skip
     return update
+
+
+def restored(kept: Facts) -> Finding:
+    """Judge whether weights that are loaded into the model are others than its own."""
+    say: Say = partial(UPDATE_CODES.finding, "loop.restores_nothing", evidence=dict(kept))
+    if not kept.get("own"):
+        return say("ok", "The model was never given its own tensors to load.")
+    return say(
+        "warn", f"The weights that are loaded into the model{at(kept, 'own')} are its own parameters, and nothing is restored: state_dict() refers to them, and they were trained on.",
+        advice=["Keep a copy, copy.deepcopy(model.state_dict()), or save it to a file."],
+    )  # fmt: skip
 
 
 def _overwritten(
