@@ -73,16 +73,17 @@ def test_another_process_sees_and_writes_the_same_memory() -> None:
 
 @needs_memory
 def test_nothing_is_left_of_it_and_a_number_that_is_used_again_deceives_nobody() -> None:
-    def files() -> set[str]:
-        return {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    def held() -> int:
+        links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+        return sum("memfd:workbench" in each for each in links)
 
-    before = set(os.listdir("/dev/shm"))
+    before, files = held(), set(os.listdir("/dev/shm"))
     block = SharedBlock(1000, torch.float32, 2)
-    assert any("memfd:workbench" in each for each in files())
-    assert set(os.listdir("/dev/shm")) == before
+    assert held() == before + 1
+    assert set(os.listdir("/dev/shm")) == files
     where = block.located.where
     block.close()
-    assert not any("memfd:workbench" in each for each in files())
+    assert held() == before
     second = SharedMemory(64)
     assert second.where.fd == where.fd
     with pytest.raises(FileNotFoundError, match="another file"):

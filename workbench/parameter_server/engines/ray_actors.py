@@ -7,7 +7,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from workbench.parameter_server.servers.server import Push, ServerRuntime
 from workbench.parameter_server.workers.closure import from_wire, map_structure, returning, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 from workbench.ray.cluster import RayCluster
-from workbench.ray.shared_memory import Located, SharedBlock, Where, attach, machine, shared_memory_missing, unpack
+from workbench.ray.shared_memory import Where, attach, machine, shared_memory_missing, unpack
 
 SEVERAL_S = 0.1  # that calls of one request may take together: sending it costs 1 to 2 ms, so that larger ones gain 2 % (rule of thumb)
 
@@ -150,32 +149,14 @@ def _pickled(error: BaseException, pack: Callable[[Any], bytes]) -> bytes:
 class ServerActor(_Actor):
     """A server that is called through Ray, one call at a time; so many `readers` may read its blocks where they lie."""
 
-    def __init__(self, index: int, readers: int, may_share: bool) -> None:
+    def __init__(self, index: int, readers: int) -> None:
         super().__init__()
-        self._readers = readers
-        self._may_share = may_share and self._hello.no_memory is None
-        self._shared: dict[str, SharedBlock] = {}
+        self._runtime = ServerRuntime(index, readers if self._hello.no_memory is None else 0)
         self._outboxes: dict[int, tuple[Where, Tensor]] = {}
-        self._runtime = ServerRuntime(index, self._memory)
 
     def ask(self, method: str, arguments: Sequence[Any]) -> Any:
         """Call a method of the runtime by its name."""
-        given = from_wire(arguments)
-        call = partial(getattr(self._runtime, method), *given)
-        found = self._written(given[0], call) if method in ("write", "load", "note") else call()
-        if method == "load_report":
-            for name in found.keys() & self._shared.keys():
-                for key, count in self._shared[name].counts().items():
-                    found[name][key] += count
-        if method == "delete":
-            self._forget(given[0])
-        return to_wire(found)
-
-    def locate(self, name: str) -> Located | None:
-        """Return where a block lies; None where others cannot see it; raises `UnavailableError` where there is none."""
-        self._runtime.version(name)
-        block = self._shared.get(name)
-        return None if block is None else block.located
+        return to_wire(getattr(self._runtime, method)(*from_wire(arguments)))
 
     def pull(self, blocks: Sequence[str]) -> Any:
         """Return values and versions."""
@@ -183,10 +164,7 @@ class ServerActor(_Actor):
 
     def push(self, blocks: Sequence[str], pushes: Sequence[Push], grads: Any) -> list[int]:
         """Apply gradients that came with the call; returns the new versions."""
-        return [
-            self._written(block, partial(self._runtime.push, block, grad, push))
-            for block, push, grad in zip(blocks, pushes, from_wire(grads), strict=True)
-        ]
+        return [self._runtime.push(*each) for each in zip(blocks, from_wire(grads), pushes, strict=True)]
 
     def push_shared(self, content: bytes) -> list[int]:
         """Apply gradients that lie in the caller's memory, which waits meanwhile; returns the new versions."""
@@ -198,25 +176,3 @@ class ServerActor(_Actor):
             for pid in [pid for pid in self._outboxes if not os.path.exists(f"/proc/{pid}")]:
                 del self._outboxes[pid]
         return self.push(blocks, pushes, unpack(memory, offsets))
-
-    def _written(self, name: str, write: Callable[[], Any]) -> Any:
-        shared = self._shared.get(name)
-        if shared is None:
-            return write()
-        with shared.writing(lambda: self._runtime.version(name)):
-            return write()
-
-    def _memory(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        self._forget(name)
-        if self._may_share:
-            try:
-                self._shared[name] = SharedBlock(count, dtype, self._readers)
-                return self._shared[name].values
-            except OSError:  # not that much: this block is read by calls
-                pass
-        return torch.empty(count, dtype=dtype)
-
-    def _forget(self, name: str) -> None:
-        block = self._shared.pop(name, None)
-        if block is not None:
-            block.close()

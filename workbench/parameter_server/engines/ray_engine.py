@@ -16,7 +16,7 @@ from workbench.parameter_server.engines.ray_actors import SEVERAL_S, Outcome, Re
 from workbench.parameter_server.engines.ray_task import POLL_S, START_S, Deleted, RayTask, SendOnce, Sent
 from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError, refuse
-from workbench.parameter_server.servers.links import CONTROL, PLANES, DataPlane, Plane, RayPlane, connector
+from workbench.parameter_server.servers.links import CONTROL, PLANES, Plane, RayPlane, connector
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.workers.closure import Closure, from_wire, map_structure, to_bytes, to_wire
@@ -43,7 +43,7 @@ class RayEngine:
     """
 
     name: str = "ray"
-    plane: DataPlane
+    plane: RayPlane
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class RayEngine:
         self._closed = False
         self._ray = RayCluster.connect(address) if ray is None else ray
         self._tasks: dict[tuple[Job, int], RayTask] = {}
-        self._plane: RayPlane | None = None
+        names = [f"workbench-{cluster}-ps{k}" for k in range(num_ps)]
+        self.plane = RayPlane(num_ps, connector(names, data_plane, num_workers))
         self._sent = SendOnce(self._ray.pack, self._drop_everywhere)
 
         def start(job: Job, index: int, kind: type, *arguments: Any, name: str | None = None) -> None:
@@ -77,15 +78,13 @@ class RayEngine:
             self._tasks[job, index] = RayTask(self._ray, job, index, actor)
 
         try:
-            names = [f"workbench-{cluster}-ps{k}" for k in range(num_ps)]
             for k, name in enumerate(names):
-                start("ps", k, ServerActor, k, num_workers + 1, data_plane != "plasma", name=name)
+                start("ps", k, ServerActor, k, 0 if data_plane == "plasma" else num_workers + 1, name=name)
             for k in range(num_workers):
                 start("worker", k, WorkerActor, k, cluster, names, data_plane)
             for task in self._tasks.values():
                 task.meet_first()
-            self.plane = self._plane = RayPlane(num_ps, connector(names, data_plane, num_workers))
-            self._plane.connect()
+            self.plane.connect()
         except BaseException:
             self.close()
             raise
@@ -167,8 +166,8 @@ class RayEngine:
             return task.unavailable()
         before = task.incarnation
         gone = task.meet(0.0 if task.silent else ANSWER_S)  # who waited once for an answer looks whether it has come
-        if job == "ps" and task.incarnation != before and self._plane is not None:
-            self._plane.forget(index)
+        if job == "ps" and task.incarnation != before:
+            self.plane.forget(index)
         return gone
 
     def incarnation(self, job: Job, index: int) -> int:
@@ -193,16 +192,15 @@ class RayEngine:
             if time.monotonic() > until:
                 raise task.unavailable(f"it was not back within {START_S:g} s")
             time.sleep(POLL_S)
-        if job == "ps" and self._plane is not None:
-            self._plane.forget(index)
+        if job == "ps":
+            self.plane.forget(index)
         task.released.set()
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._plane is not None:
-            self._plane.close()
+        self.plane.close()
         for task in self._tasks.values():
             task.released.clear()  # whoever waits for it stops
             with contextlib.suppress(Exception):

@@ -149,7 +149,7 @@ class ServerLink:
         if name in self._blocks and (reader is None or not reader.deleted):
             return reader
         self._blocks.pop(name, None)
-        located = self.call("locate", name)()
+        located = self.ask("locate", name)
         try:
             self._blocks[name] = None if located is None else BlockReader(located, self._reader)
         except OSError:

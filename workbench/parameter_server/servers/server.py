@@ -1,9 +1,10 @@
 """`ServerRuntime`: what a parameter server holds and does, whichever engine asks (T1.1); `DirectPlane`: how a process reaches it."""
 
+import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from workbench.errors import UsageError
 from workbench.parameter_server.context import Alive, Token
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.row_rules import RowRule, RowUpdater
+from workbench.ray.shared_memory import Located, SharedBlock
 from workbench.schedules import schedule_of
 from workbench.train.optimizers import UpdateRule
 
@@ -92,6 +94,7 @@ class Block:
     """Flat values with their version and what updates them."""
 
     values: Tensor
+    shared: SharedBlock | None = None  # in which they lie, where other processes read them in place
     version: int = 0
     updater: UpdateRule | RowUpdater | None = None
     table: TableOf | None = None
@@ -99,19 +102,27 @@ class Block:
     lr: Callable[[int], float] | None = None
     staleness: Counter[int] = field(default_factory=Counter)
     written: dict[int, Written] = field(default_factory=dict)  # by coordinator
-    requests: int = 0
-    bytes_out: int = 0
-    bytes_in: int = 0
+    counts: Counter[str] = field(default_factory=lambda: Counter(requests=0, bytes_in=0, bytes_out=0))
     apply_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the lock, and let those who read the values in place wait, or read again."""
+        shared = self.shared
+        with self.lock, contextlib.nullcontext() if shared is None else shared.writing(lambda: self.version):
+            yield
+
+    def count(self, *, bytes_in: int = 0, bytes_out: int = 0) -> None:
+        """Count a request."""
+        self.counts.update(requests=1, bytes_in=bytes_in, bytes_out=bytes_out)
+
 
 class ServerRuntime:
-    """Blocks by name, in plain memory or in what `memory` makes. A call touches one block under its lock: no call sees another one half done."""
+    """Blocks by name, where there are `readers` of other processes in memory that they read in place. A call touches one block under its lock: no call sees another one half done."""
 
-    def __init__(self, index: int, memory: Callable[[str, int, torch.dtype], Tensor] | None = None) -> None:
-        self.index = index
-        self._memory = memory or (lambda _, count, dtype: torch.empty(count, dtype=dtype))
+    def __init__(self, index: int, readers: int = 0) -> None:
+        self.index, self._readers = index, readers
         self._blocks: dict[str, Block] = {}
 
     def create(
@@ -127,14 +138,13 @@ class ServerRuntime:
             if keep:
                 return
             raise UsageError(f"ps {self.index} holds a block {name!r} already: names of variables must differ.")
+        block = self._made(values.size if isinstance(values, Drawn) else values.numel(), values.dtype)
+        block.table = table
         if isinstance(values, Drawn):
-            held = self._memory(name, values.size, values.dtype)
-            held.normal_(generator=torch.Generator().manual_seed(values.seed))
-            held[slice(*values.zero)] = 0.0
+            block.values.normal_(generator=torch.Generator().manual_seed(values.seed))
+            block.values[slice(*values.zero)] = 0.0
         else:
-            held = self._memory(name, values.numel(), values.dtype)
-            held.copy_(values.reshape(-1))
-        block = Block(held, table=table)
+            block.values.copy_(values.reshape(-1))
         if config is not None:
             block.updater = _updater(config, block)
             block.lr = _lr_of(config)
@@ -142,14 +152,20 @@ class ServerRuntime:
 
     def delete(self, name: str) -> None:
         """Forget a block, if there is one."""
-        self._blocks.pop(name, None)
+        block = self._blocks.pop(name, None)
+        if block is not None and block.shared is not None:
+            block.shared.close()
+
+    def locate(self, name: str) -> Located | None:
+        """Return where a block lies; None where other processes cannot see it."""
+        shared = self._block(name).shared
+        return None if shared is None else shared.located
 
     def read(self, name: str) -> tuple[Tensor, int]:
         """Return a copy of a block's values and their version."""
         block = self._block(name)
         with block.lock:
-            block.requests += 1
-            block.bytes_out += block.values.nbytes
+            block.count(bytes_out=block.values.nbytes)
             return block.values.clone(), block.version
 
     def read_rows(self, name: str, rows: Tensor, width: int) -> tuple[Tensor, int]:
@@ -157,9 +173,7 @@ class ServerRuntime:
         block = self._block(name)
         with block.lock:
             found = block.values.view(-1, width)[rows]
-            block.requests += 1
-            block.bytes_in += rows.nbytes
-            block.bytes_out += found.nbytes
+            block.count(bytes_in=rows.nbytes, bytes_out=found.nbytes)
             return found, block.version
 
     def write(self, name: str, values: Tensor, how: str = "assign", token: Token | None = None) -> int:
@@ -198,7 +212,7 @@ class ServerRuntime:
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Put back what `state` returned."""
         block = self._block(name)
-        with block.lock:
+        with block.writing():
             block.values.copy_(state["values"].reshape(-1))
             block.version = int(state["version"])
             if block.updater is not None:
@@ -217,7 +231,7 @@ class ServerRuntime:
     def note(self, name: str, note: Mapping[str, Any]) -> None:
         """Let a block say something; its version is the note's "revision", which tells readers that it changed."""
         block = self._block(name)
-        with block.lock:
+        with block.writing():
             block.note, block.version = note, note["revision"]
 
     def noted(self, name: str) -> Any:
@@ -226,14 +240,14 @@ class ServerRuntime:
 
     def load_report(self) -> dict[str, dict[str, Any]]:
         """Return for each block that holds values: requests, bytes_in, bytes_out, apply_s, version and the histogram of staleness_steps."""
-        return {
-            name: {
-                "requests": block.requests, "bytes_in": block.bytes_in, "bytes_out": block.bytes_out, "apply_s": block.apply_s,
-                "version": block.version, "staleness_steps": dict(block.staleness),
-            }
-            for name, block in list(self._blocks.items())
-            if not name.endswith(SETTINGS)
-        }  # fmt: skip
+        found: dict[str, dict[str, Any]] = {}
+        for name, block in list(self._blocks.items()):
+            if not name.endswith(SETTINGS):
+                read = {} if block.shared is None else block.shared.counts()
+                found[name] = {key: count + read.get(key, 0) for key, count in block.counts.items()}
+                found[name] |= {"apply_s": block.apply_s, "version": block.version}
+                found[name]["staleness_steps"] = dict(block.staleness)
+        return found
 
     def version(self, name: str) -> int:
         """Return how often a block was written."""
@@ -242,9 +256,8 @@ class ServerRuntime:
     def _change(self, name: str, given_bytes: int, token: Token | None, change: Callable[[Block], object]) -> int:
         """Change a block, once for each token; returns the version that came of it."""
         block = self._block(name)
-        with block.lock:
-            block.requests += 1
-            block.bytes_in += given_bytes
+        with block.writing():
+            block.count(bytes_in=given_bytes)
             written = None if token is None else block.written.setdefault(token.run.loop, Written())
             if token is not None and written is not None:
                 before = written.before(token, block.version)
@@ -255,6 +268,13 @@ class ServerRuntime:
             if token is not None and written is not None:
                 written.made(token, block.version)
             return block.version
+
+    def _made(self, size: int, dtype: torch.dtype) -> Block:
+        if self._readers:
+            with contextlib.suppress(OSError):  # not that much to share: this block is read by calls
+                shared = SharedBlock(size, dtype, self._readers)
+                return Block(shared.values, shared)
+        return Block(torch.empty(size, dtype=dtype))
 
     def _block(self, name: str) -> Block:
         if name not in self._blocks:
