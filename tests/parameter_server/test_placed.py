@@ -181,7 +181,7 @@ def test_what_nobody_holds_is_freed(lone_cluster: Cluster) -> None:
     del placed, total
     gc.collect()
     wait_until(lambda: blocks() <= before)
-    assert not coordinator.on_every_worker(replicas_named, (name,))[0]
+    assert not coordinator.on_every_worker(replicas_of, (lone_cluster.id, name))[0]
     coordinator.shutdown()
 
 
@@ -190,8 +190,8 @@ def train_and_count(placed: PlacedModule, total: Variable) -> None:
     total.assign_add(1.0)
 
 
-def replicas_named(name: str) -> list[Any]:
-    return [key for key in replicas._REPLICAS if key[1] == name]
+def replicas_of(cluster: str, name: str) -> list[Any]:
+    return [key for key in replicas._REPLICAS if key[:2] == (cluster, name)]
 
 
 def test_gradients_are_clipped_before_they_are_sent(strategy: ParameterServerStrategy) -> None:

@@ -102,7 +102,11 @@ def on_worker(context: WorkerContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def taking(part: str) -> Iterator[None]:
-    """Count the time that the code inside takes on a worker as one of `PARTS`; what is inside of another one counts there."""
+    """Count the time that the code inside takes on a worker as one of `PARTS`; what is inside of another one counts there.
+
+    Raises `CancelledError` before, if this closure shall stop.
+    """
+    check_cancelled()
     here = current_worker()
     if here is None or here.spent is None:
         yield

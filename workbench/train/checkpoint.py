@@ -121,11 +121,11 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(int(meta["step"]), model, trainer, meta)
 
 
-def load_model(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load the weights of a checkpoint into `model` and return it (P4.5)."""
-    stored = load_checkpoint(path).model
+def load_model(model: nn.Module, path: str | Path, checkpoint: Checkpoint | None = None) -> nn.Module:
+    """Load the weights of a checkpoint, which may have been read already, into `model` and return it (P4.5)."""
+    stored = checkpoint or load_checkpoint(path)
     try:
-        model.load_state_dict(stored)
+        model.load_state_dict(stored.model)
     except RuntimeError as error:
         raise CheckpointError(
             f"checkpoint {path} does not fit {type(model).__name__}: {str(error).splitlines()[-1].strip()} "
@@ -150,9 +150,15 @@ def prune(folder: Path, evaluated: Mapping[int, float], *, keep_best: int, mode:
     kept = {max(present), *best_steps({s: v for s, v in evaluated.items() if s in present}, keep_best, mode=mode)}
     for step, path in present.items():
         if step not in kept:
-            doomed = path.with_name(f".{path.name}.old")
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            delete_whole(path)
+
+
+def delete_whole(path: Path) -> None:
+    """Take a folder away at one blow, so that nobody finds half of it, also where this process is killed on the way."""
+    doomed = path.with_name(f".{path.name}.old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def best_steps(values: Mapping[int, float], count: int, *, mode: str) -> Sequence[int]:

@@ -14,7 +14,7 @@ from workbench.errors import UnknownNameError, UsageError
 
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[str, ...] = get_args(TaskType)
-JOBS = ("chief", "worker", "ps")
+JOBS: tuple[TaskType, ...] = ("chief", "worker", "ps")
 VARIABLES = ("WORKBENCH_CLUSTER", "TF_CONFIG")
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222"], "ps": ["host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _MEANT = {"coordinator": "chief", "master": "chief", "workers": "worker", "server": "ps", "parameter_server": "ps"}
@@ -109,8 +109,7 @@ class ClusterSpec:
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Every task: the coordinator if it has an address, then workers, then parameter servers."""
-        kinds: tuple[TaskType, ...] = ("chief", "worker", "ps")
-        return tuple(Task(kind, index) for kind in kinds for index in range(len(getattr(self, kind))))
+        return tuple(Task(job, index) for job in JOBS for index in range(len(getattr(self, job))))
 
     def address(self, task: Task) -> str:
         """Return "host:port" of a task (T1.9); raises `UsageError` where the cluster has no such task."""

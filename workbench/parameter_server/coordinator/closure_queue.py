@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -60,9 +60,9 @@ class ClosureQueue:
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
         self.max_waiting = check_integer("max_waiting", max_waiting)
         self._waiting: deque[Closure] = deque()
-        self._tagged: dict[int, deque[Closure]] = {}
-        self._in_flight = 0
-        self._alive = Alive(0, -1, ())
+        self._tagged: defaultdict[int | None, deque[Closure]] = defaultdict(deque)  # nothing for None
+        self.in_flight = 0  # how many closures run
+        self.alive = Alive(0, -1, ())  # which began and have not ended: servers forget what others wrote
         self._error: BaseException | None = None
         self._cancel = threading.Event()
         self._stopped = False
@@ -76,16 +76,6 @@ class ClosureQueue:
     def waiting(self) -> int:
         """How many closures wait for any worker."""
         return len(self._waiting)
-
-    @property
-    def in_flight(self) -> int:
-        """How many closures run."""
-        return self._in_flight
-
-    @property
-    def alive(self) -> Alive:
-        """Which closures began and have not ended, on their way to the servers, which forget what others wrote."""
-        return self._alive
 
     @property
     def worked(self) -> tuple[float, int]:
@@ -102,7 +92,7 @@ class ClosureQueue:
         if tag is not None:
             with self._changed:
                 self._refuse_if_stopped(closure)
-                self._tagged.setdefault(tag, deque()).append(closure)
+                self._tagged[tag].append(closure)
                 self._work.notify_all()
             return
         with self._callers, self._changed:
@@ -123,21 +113,13 @@ class ClosureQueue:
     def get(self, timeout_s: float | None = None, tag: int | None = None) -> Closure | None:
         """Take the next closure: with this tag, else without one. None after `timeout_s`, or when the queue was stopped."""
         with self._work:
-            self._work.wait_for(
-                lambda: (
-                    self._stopped
-                    or (self._waiting and self._error is None)
-                    or (tag is not None and self._tagged.get(tag))
-                ),
-                timeout_s,
-            )
-            if self._stopped:
+            mine = self._tagged[tag]
+            self._work.wait_for(lambda: self._stopped or mine or (self._waiting and self._error is None), timeout_s)
+            if mine and not self._stopped:
+                return self._begun(mine.popleft())
+            if self._stopped or not self._waiting or self._error is not None:
                 return None
-            if tag is not None and self._tagged.get(tag):
-                return self._begun(self._tagged[tag].popleft())
-            if not self._waiting or self._error is not None:
-                return None
-            self._in_flight += 1
+            self.in_flight += 1
             return self._next()
 
     def more(self, count: int, workers: int) -> list[Closure]:
@@ -149,7 +131,7 @@ class ClosureQueue:
             count = min(count, len(self._waiting) // (2 * workers))
             while len(taken) < count and not self._waiting[0].lost:
                 taken.append(self._next())
-            self._in_flight += len(taken)
+            self.in_flight += len(taken)
             return taken
 
     def put_back(self, closure: Closure) -> None:
@@ -186,7 +168,7 @@ class ClosureQueue:
         """
         with self._callers, self._changed:
             over = self._changed.wait_for(
-                lambda: self._error is not None or self._stopped or not (self._waiting or self._in_flight), timeout_s
+                lambda: self._error is not None or self._stopped or not (self._waiting or self.in_flight), timeout_s
             )
             self._raise_if_error()
             self._waits += bool(over)
@@ -196,7 +178,7 @@ class ClosureQueue:
         """Return whether nothing waits or runs; raises as `wait` does."""
         with self._changed:
             self._raise_if_error()
-            return not (self._waiting or self._in_flight)
+            return not (self._waiting or self.in_flight)
 
     def fail(self, error: BaseException) -> None:
         """Record an error that belongs to no closure, such as a server that is gone."""
@@ -229,19 +211,19 @@ class ClosureQueue:
 
     def _begun(self, closure: Closure) -> Closure:
         if closure.run is None:
-            stamp, newest, closures = self._alive
+            stamp, newest, closures = self.alive
             closure.run = newest + 1
-            self._alive = Alive(stamp + 1, newest + 1, (*closures, newest + 1))
+            self.alive = Alive(stamp + 1, newest + 1, (*closures, newest + 1))
         return closure
 
     def _ended(self, closure: Closure) -> None:
-        stamp, newest, closures = self._alive
-        self._alive = Alive(stamp + 1, newest, tuple(each for each in closures if each != closure.run))
+        stamp, newest, closures = self.alive
+        self.alive = Alive(stamp + 1, newest, tuple(each for each in closures if each != closure.run))
 
     def _left_flight(self) -> None:
-        self._in_flight -= 1
+        self.in_flight -= 1
         self._tell_clock()
-        if not self._in_flight or self._error is not None:
+        if not self.in_flight or self._error is not None:
             self._changed.notify_all()
 
     def _raise_if_error(self) -> None:
@@ -249,7 +231,7 @@ class ClosureQueue:
         if self._error is None:
             return
         self._drop_waiting()
-        self._changed.wait_for(lambda: self._in_flight == 0)
+        self._changed.wait_for(lambda: self.in_flight == 0)
         error = self._take_error()
         if error is None:  # another caller raised it meanwhile
             return
@@ -269,7 +251,7 @@ class ClosureQueue:
         self._tell_clock()
 
     def _tell_clock(self) -> None:
-        self._clock.tell(bool(self._waiting or self._in_flight))
+        self._clock.tell(bool(self._waiting or self.in_flight))
 
     def _refuse_if_stopped(self, closure: Closure) -> None:
         if self._stopped:

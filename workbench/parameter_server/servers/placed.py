@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbench.config import TrainConfig
 from workbench.errors import UsageError
-from workbench.parameter_server.context import check_cancelled, current_worker, taking
+from workbench.parameter_server.context import current_worker, taking
 from workbench.parameter_server.servers.layout import Part, check_fits, cut, joined, pieces, scatter, trained_parameters
 from workbench.parameter_server.servers.links import DataPlane, plane_of
 from workbench.parameter_server.servers.replicas import (
@@ -27,7 +27,8 @@ from workbench.parameter_server.servers.replicas import (
     unpacked,
     with_gradients,
 )
-from workbench.parameter_server.servers.server import SETTINGS, Drawn, Place, Push, TableOf
+from workbench.parameter_server.servers.row_rules import TableOf
+from workbench.parameter_server.servers.server import SETTINGS, Drawn, Place, Push
 from workbench.parameter_server.servers.tables import Table, Taken, remote_tables, replaced, without_tables
 from workbench.parameter_server.servers.variable import split_ids
 
@@ -123,7 +124,6 @@ class PlacedModule:
 
     def pull(self) -> Replica:
         """Return this worker's replica with the newest values."""
-        check_cancelled()
         replica = self._replica()
         *replica.versions[:], revision = self._pull([*self.places, self.settings], replica.parameters)
         if revision != replica.revision:  # restored or reconfigured on the coordinator
@@ -134,7 +134,6 @@ class PlacedModule:
 
     def pull_into(self, parameters: Mapping[str, Tensor]) -> list[int]:
         """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks."""
-        check_cancelled()
         return self._pull(self.places, parameters)
 
     def _pull(self, places: Sequence[Place], parameters: Mapping[str, Tensor]) -> list[int]:
@@ -184,7 +183,6 @@ class PlacedModule:
 
         Their staleness is counted from `versions`, those that were pulled. Every shard of a table is told of each update, also without rows.
         """
-        check_cancelled()
         here = current_worker()
 
         def push(place: Place, version: int, rows: Tensor | None = None) -> Push:
@@ -288,10 +286,8 @@ class PlacedModule:
 
     def shards(self, parameter: str) -> list[tuple[int, tuple[int, ...]]]:
         """Return for each shard of a parameter its server and its shape (T3.8)."""
-        shape = self._shapes[parameter]
-        if parameter in self.tables:
-            return [(each.place.server, (each.size, *shape[1:])) for each in self.tables[parameter].shards]
-        held = sorted((part.begin, server, part.size) for server, parts in self.parts.items() for part in parts if part.parameter == parameter)  # fmt: skip
+        shape, lie = self._shapes[parameter], zip(self.all_places, self.stretches(), strict=True)
+        held = sorted((part.begin, place.server, part.size) for place, parts in lie for part in parts if part.parameter == parameter)  # fmt: skip
         row = shape[1:].numel()
         return [(server, (size // row, *shape[1:]) if shape else ()) for _, server, size in held]
 

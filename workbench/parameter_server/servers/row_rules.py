@@ -1,10 +1,12 @@
-"""How a server updates a table of embeddings from a gradient on some of its rows: `RowRule` says by which rule, `RowUpdater` does it."""
+"""How a server updates what it holds: `BlockUpdater`, by the config's optimizer, or the rows of a batch of a table by a `RowRule`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workbench.config import TrainConfig
@@ -58,69 +60,87 @@ class RowRule:
             )
 
 
-class RowUpdater:
-    """Updates a flat table in place, with its slots as flat tensors of the same length; its methods beside `update` are those of `UpdateRule`.
+class TableOf(NamedTuple):
+    """What a block is that holds a table."""
 
-    Without a rule it is the config's own optimizer on the whole table, in which rows that the batch did not have get a gradient of 0.
+    width: int  # of a row
+    rule: RowRule | None  # None is the config's optimizer, on the whole table
+
+
+class BlockUpdater:
+    """Updates flat values in place, with slots as flat tensors of the same length.
+
+    Of a table without a rule the config's optimizer updates the whole, in which rows that the batch did not have get a gradient of 0.
     """
 
-    def __init__(self, config: TrainConfig, rule: RowRule | None, values: Tensor, width: int) -> None:
-        self._width = width
-        if rule is None and config.optimizer == "sgd" and not config.weight_decay:
-            rule = RowRule("sgd")  # the same arithmetic, and no need to look at the other rows
-        self._rule, self._config = rule, config
-        self._whole = UpdateRule([config], values[None]) if rule is None else None
-        self._grad = torch.zeros_like(values) if rule is None else None
+    def __init__(self, config: TrainConfig, values: Tensor, table: TableOf | None) -> None:
+        self._config = config
+        self._width, self._rule = table or TableOf(1, None)
+        if table is not None and self._rule is None and config.optimizer == "sgd" and not config.weight_decay:
+            self._rule = RowRule("sgd")  # the same arithmetic, and no need to look at the other rows
+        self._whole = UpdateRule([config], values[None]) if self._rule is None else None
+        self._grad = values.new_zeros((0 if table is None or self._rule else len(values),))
         self._slots: dict[str, Tensor] = {}
-        if rule is not None:
-            start = RULES[_LAZY[rule.name], "playbook"].initial if rule.name in _LAZY else _initial(rule)
+        if self._rule is not None:
+            lazy = _LAZY.get(self._rule.name)
+            start = RULES[lazy, "playbook"].initial if lazy else _initial(self._rule)
             self._slots = {key: torch.full_like(values, value) for key, value in start.items()}
 
-    def update(self, values: Tensor, rows: Tensor, grad: Tensor, step: int, lr: float) -> None:
-        """Apply a gradient, flat, on different rows of the table; `step` counts from 0."""
-        table, grad = values.view(-1, self._width), grad.view(-1, self._width)
-        if self._whole is not None and self._grad is not None:
-            self._grad.view(-1, self._width)[rows] = grad
-            lrs = torch.full((1, 1), lr, dtype=values.dtype)
-            values -= self._whole.update(values[None], self._grad[None], lrs, step, [lr])[0]
-            self._grad.view(-1, self._width)[rows] = 0.0
+    def update(self, values: Tensor, grad: Tensor, rows: NDArray[np.int64] | None, step: int, lr: float) -> None:
+        """Apply a flat gradient on all values, or on different rows of a table; `step` counts from 0."""
+        if rows is None:
+            self._update_whole(values, grad, step, lr)
             return
-        assert self._rule is not None
+        here, grad = torch.from_numpy(rows.copy()), grad.view(-1, self._width)
+        if self._rule is not None:
+            self._update_rows(self._rule, values.view(-1, self._width), here, grad, step, lr)
+            return
+        whole = self._grad.view(-1, self._width)
+        whole[here] = grad
+        self._update_whole(values, self._grad, step, lr)
+        whole[here] = 0.0
+
+    def _update_whole(self, values: Tensor, grad: Tensor, step: int, lr: float) -> None:
+        assert self._whole is not None
+        lrs = torch.full((1, 1), lr, dtype=values.dtype)
+        values -= self._whole.update(values[None], grad[None], lrs, step, [lr])[0]
+
+    def _update_rows(self, own: RowRule, table: Tensor, rows: Tensor, grad: Tensor, step: int, lr: float) -> None:
         if not lr:
             return
         here = table[rows]
         slots = {key: slot.view(-1, self._width)[rows] for key, slot in self._slots.items()}
         if self._config.weight_decay:
             grad = grad.add(here, alpha=self._config.weight_decay)
-        if self._rule.name in _LAZY:
+        if own.name in _LAZY:
             shape = (1, grad.numel())
             memory = Memory(
                 {key: slot.view(shape) for key, slot in slots.items()},
                 torch.empty(shape, dtype=grad.dtype),
                 torch.empty(shape, dtype=grad.dtype),
             )
-            rule = RULES[_LAZY[self._rule.name], "playbook"]
+            rule = RULES[_LAZY[own.name], "playbook"]
             lrs = torch.full((1, 1), lr, dtype=grad.dtype)
             here = here - rule.update(
                 memory, grad.reshape(shape), lrs, step + 1, Constants([self._config], grad)
             ).view_as(here)
-        elif self._rule.name == "adagrad":
+        elif own.name == "adagrad":
             total = slots["sum"].addcmul_(grad, grad)
             here = here - lr * grad / (total.sqrt() + self._config.eps)
         else:
-            here = _ftrl(self._rule, here, grad, slots, lr)
+            here = _ftrl(own, here, grad, slots, lr)
         table[rows] = here
         for key, slot in self._slots.items():
             slot.view(-1, self._width)[rows] = slots[key]
 
-    def state(self, lane: int = 0) -> dict[str, Tensor]:
-        """Return the slots by name, flat."""
-        return self._slots if self._whole is None else self._whole.state(lane)
+    def state(self) -> dict[str, Tensor]:
+        """Return the slots by name."""
+        return self._slots if self._whole is None else self._whole.state(0)
 
-    def load(self, lane: int, state: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Put saved slots back."""
         if self._whole is not None:
-            self._whole.load(lane, state, plain)
+            self._whole.load(0, state, {})
         for key, slot in self._slots.items():
             slot.copy_(state[key].reshape(-1))
 

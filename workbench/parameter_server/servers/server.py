@@ -17,10 +17,9 @@ from workbench.config import TrainConfig
 from workbench.errors import UsageError
 from workbench.parameter_server.context import Alive, Token
 from workbench.parameter_server.errors import UnavailableError
-from workbench.parameter_server.servers.row_rules import RowRule, RowUpdater
+from workbench.parameter_server.servers.row_rules import BlockUpdater, TableOf
 from workbench.ray.shared_memory import Located, SharedBlock
 from workbench.schedules import schedule_of
-from workbench.train.optimizers import UpdateRule
 
 VERSIONS = 65536  # of a closure's writes to a block that a second run of it is told; none is applied twice, whatever their number
 
@@ -33,13 +32,6 @@ class Push:
     worker: int = 0
     token: Token | None = None  # the same for a push that is sent again; None is applied every time
     rows: NDArray[np.int64] | None = None  # of a table that the gradient is for, each once; None is the whole block
-
-
-class TableOf(NamedTuple):
-    """What a block is that holds a table."""
-
-    width: int  # of a row
-    rule: RowRule | None  # None is the config's optimizer, on the whole table
 
 
 SETTINGS = "/settings"  # end of the name of a block that says something, and holds no values
@@ -96,7 +88,7 @@ class Block:
     values: Tensor
     shared: SharedBlock | None = None  # in which they lie, where other processes read them in place
     version: int = 0
-    updater: UpdateRule | RowUpdater | None = None
+    updater: BlockUpdater | None = None
     table: TableOf | None = None
     note: Any = None  # what a block is that holds no values, but says something to those who read it
     lr: Callable[[int], float] | None = None
@@ -146,7 +138,7 @@ class ServerRuntime:
         else:
             block.values.copy_(values.reshape(-1))
         if config is not None:
-            block.updater = _updater(config, block)
+            block.updater = BlockUpdater(config, block.values, table)
             block.lr = _lr_of(config)
         self._blocks[name] = block
 
@@ -187,13 +179,7 @@ class ServerRuntime:
             if block.updater is None or block.lr is None:
                 raise UsageError(f"Block {name!r} was created without an optimizer: no gradient can be applied to it.")
             begun = time.perf_counter()
-            lr = block.lr(block.version)
-            if isinstance(block.updater, RowUpdater):
-                assert push.rows is not None
-                block.updater.update(block.values, torch.from_numpy(push.rows.copy()), grad, block.version, lr)
-            else:
-                lrs = torch.full((1, 1), lr, dtype=block.values.dtype)
-                block.values -= block.updater.update(block.values[None], grad[None], lrs, block.version, [lr])[0]
+            block.updater.update(block.values, grad, push.rows, block.version, block.lr(block.version))
             if push.rows is None or len(push.rows):
                 block.staleness[block.version - push.pulled] += 1
             block.apply_s += time.perf_counter() - begun
@@ -204,7 +190,7 @@ class ServerRuntime:
         """Return values, version and optimizer slots of a block: what a checkpoint needs (T10.4, behaviour 72)."""
         block = self._block(name)
         with block.lock:
-            slots = {} if block.updater is None else block.updater.state(0)
+            slots = {} if block.updater is None else block.updater.state()
             return {
                 "values": block.values.clone(), "version": block.version, "slots": {k: v.clone() for k, v in slots.items()},
             }  # fmt: skip
@@ -216,15 +202,15 @@ class ServerRuntime:
             block.values.copy_(state["values"].reshape(-1))
             block.version = int(state["version"])
             if block.updater is not None:
-                block.updater.load(0, state["slots"], {})
+                block.updater.load(state["slots"])
 
     def configure(self, name: str, config: TrainConfig) -> None:
         """Let a block be updated by another config of the same rule; its slots and its version stay."""
         block = self._block(name)
         with block.lock:
             if block.updater is not None:
-                updater = _updater(config, block)
-                updater.load(0, block.updater.state(0), {})
+                updater = BlockUpdater(config, block.values, block.table)
+                updater.load(block.updater.state())
                 block.updater = updater
             block.lr = _lr_of(config)
 
@@ -282,12 +268,6 @@ class ServerRuntime:
                 "ps", self.index, f"it was started anew, or the variable was deleted, and holds no {name!r}"
             )
         return self._blocks[name]
-
-
-def _updater(config: TrainConfig, block: Block) -> UpdateRule | RowUpdater:
-    if block.table is None:
-        return UpdateRule([config], block.values[None])
-    return RowUpdater(config, block.table.rule, block.values, block.table.width)
 
 
 def _lr_of(config: TrainConfig) -> Callable[[int], float]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import UsageError
-from workbench.parameter_server.context import check_cancelled, current_worker, taking
+from workbench.parameter_server.context import current_worker, taking
 from workbench.parameter_server.servers.links import plane_of
 from workbench.parameter_server.servers.server import Place
 
@@ -56,7 +56,6 @@ def pull_rows(
     cluster: str, shards: Sequence[Shard], ids: Tensor, width: int, dtype: torch.dtype
 ) -> tuple[Tensor, list[int]]:
     """Return the rows with these ids, in rising order, shape (ids, width), and the versions of the shards that hold some; 0 for the others."""
-    check_cancelled()
     rows, versions = split_ids(ids, shards), [0] * len(shards)
     asked = [k for k, each in enumerate(rows) if len(each)]
     with taking("pull_s"):
@@ -102,7 +101,6 @@ class RemoteTensor:
 
     def read(self) -> Tensor:
         """Return the newest values, shape `shape`, in this process's memory."""
-        check_cancelled()
         found = [torch.empty(each.shape, dtype=self.dtype) for each in self.variables]
         with taking("pull_s"):
             plane_of(self.variables[0].cluster).pull_into(
@@ -144,13 +142,12 @@ class RemoteTensor:
                 f"A value of shape {tuple(given.shape)} was given to variable {self.name!r} of shape {tuple(self.shape)}: it must "
                 "have that shape, or one that broadcasts to it."
             ) from None
-        check_cancelled()
         shards, here = self.variables, current_worker()
         parts = torch.split(values, [len(each) for each in shards]) if len(shards) > 1 else [values]
-        for each, part in zip(shards, parts, strict=True):
-            token = here.token(*each.place) if here is not None and each.exactly_once else None
-            flat = part.reshape(-1).contiguous()
-            with taking("push_s"):
+        with taking("push_s"):
+            for each, part in zip(shards, parts, strict=True):
+                token = here.token(*each.place) if here is not None and each.exactly_once else None
+                flat = part.reshape(-1).contiguous()
                 plane_of(each.cluster).ask(each.place.server, "write", each.place.block, flat, how, token)
         return self
 

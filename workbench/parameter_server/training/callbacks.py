@@ -10,11 +10,10 @@ from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError, nearest
 from workbench.logs.event_file import EventFile
 from workbench.parameter_server.coordinator.dispatch import BACK_S
-from workbench.parameter_server.training.checkpoint_manager import CheckpointManager, delete_whole
+from workbench.parameter_server.training.checkpoint_manager import CheckpointManager
+from workbench.train.checkpoint import delete_whole
 
 Logs = Mapping[str, float]
-
-HOOKS = ("on_epoch_begin", "on_epoch_end", "on_train_batch_end", "on_train_begin", "on_train_end")
 
 
 class Callback:
@@ -49,6 +48,9 @@ class Callback:
 
     def on_train_end(self) -> None:
         """After the last epoch; not where training broke off."""
+
+
+HOOKS = sorted(name for name in vars(Callback) if name.startswith("on_"))
 
 
 @dataclass

@@ -14,7 +14,7 @@ from workbench.parameter_server.coordinator.coordinator import ClusterCoordinato
 from workbench.parameter_server.coordinator.dispatch import BACK_S
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.variable import RemoteTensor, ShardedVariable, Variable
-from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from workbench.train.checkpoint import Checkpoint, delete_whole, latest_checkpoint, load_checkpoint, save_checkpoint
 
 ASIDE = ".kept"
 
@@ -249,11 +249,3 @@ class CheckpointManager:
 def _aside(path: Path) -> Path:
     """Where the checkpoint of a step is while another one of the same step is written."""
     return path.with_name(f".{path.name}{ASIDE}")
-
-
-def delete_whole(path: Path) -> None:
-    """Take a folder away at one blow, so that nobody finds half of it, also where this process is killed on the way."""
-    doomed = path.with_name(f".{path.name}.old")
-    shutil.rmtree(doomed, ignore_errors=True)
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)

@@ -10,7 +10,7 @@ import torch
 from workbench.checks import check_integer
 from workbench.errors import CheckpointError, UsageError
 from workbench.logs.event_file import EventFile
-from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
+from workbench.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, load_model
 from workbench.train.evaluation import evaluate
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -80,7 +80,7 @@ class SidecarEvaluator:
             model = build_model(self.workload, self.workload.config, torch.device("cpu"))
         file = None if self.log_dir is None else EventFile(self.log_dir)
         for path, checkpoint in self._checkpoints():
-            _load(model, path, checkpoint)
+            load_model(model, path, checkpoint)
             found = evaluate(self.workload, model, batch_size=self.batch_size, precision=self.workload.config.precision)
             values = {each.metric: each.value for each in found}
             for name, value in values.items():
@@ -115,12 +115,3 @@ class SidecarEvaluator:
                     "not come. Did training end early, or in another folder? Else let it wait longer."
                 )
             time.sleep(self.poll_s)
-
-
-def _load(model: torch.nn.Module, path: Path, checkpoint: Checkpoint) -> None:
-    try:
-        model.load_state_dict(checkpoint.model)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"checkpoint {path} does not fit {type(model).__name__}: {str(error).splitlines()[-1].strip()} Give the workload that is trained."
-        ) from error

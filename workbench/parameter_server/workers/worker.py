@@ -110,7 +110,6 @@ class WorkerIterator:
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        check_cancelled()
         try:
             with taking("data_wait_s"):
                 batch = next(self._items)
