@@ -16,7 +16,7 @@ from workbench.parameter_server.servers.layout import (
     MaxSizePartitioner,
     MinSizePartitioner,
     Partitioner,
-    num_shards,
+    split_rows,
 )
 
 F32 = torch.float32
@@ -49,7 +49,7 @@ def test_the_values_of_the_tutorial(partitioner: Partitioner, shape: tuple[int, 
     assert partitioner(shape, F32) == expected
     assert partitioner(torch.Size(shape), F32) == expected
     assert pickle.loads(pickle.dumps(partitioner)) == partitioner
-    assert num_shards(partitioner, shape, F32) == (expected or [1])[0]
+    assert len(split_rows(partitioner, shape, F32)) == (expected or [1])[0]
 
 
 @pytest.mark.parametrize("value", [0, 1.5, True])
@@ -99,4 +99,4 @@ def test_a_shard_for_each_limit_begun_and_none_that_is_larger(limit: int, most: 
 def test_what_a_partitioner_may_not_return(returned: Any) -> None:
     """Behaviour 71."""
     with pytest.raises(UsageError, match=r"variable_partitioner returned .* of shape \(8, 20\).*\[2, 1\]"):
-        num_shards(lambda shape, dtype: returned, (8, 20), F32)
+        split_rows(lambda shape, dtype: returned, (8, 20), F32)

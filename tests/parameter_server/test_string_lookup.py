@@ -14,7 +14,7 @@ import torch
 
 from workbench.errors import UnknownNameError, UsageError
 from workbench.parameter_server.data.string_lookup import StringLookup
-from workbench.parameter_server.servers.layout import split_rows
+from workbench.parameter_server.servers.layout import FixedShardsPartitioner, split_rows
 
 WORDS = ("avenger", "ironman", "batman", "hulk", "spiderman", "kingkong", "wonder_woman")
 
@@ -88,7 +88,8 @@ def test_shuffling_spreads_the_frequent_words() -> None:
 
     def largest_share(lookup: StringLookup) -> float:
         ids = lookup(words).numpy()
-        loads = [weights[(ids >= first) & (ids < first + count)].sum() for first, count in split_rows(len(lookup), 4)]
+        shards = split_rows(FixedShardsPartitioner(4), (len(lookup),), torch.float32)
+        loads = [weights[(ids >= first) & (ids < first + count)].sum() for first, count in shards]
         return float(max(loads) / weights.sum() * 4)
 
     lookup = StringLookup(words)

@@ -16,7 +16,7 @@ from workbench.checks import check_integer
 from workbench.errors import UsageError, nearest
 from workbench.parameter_server.context import current_worker
 from workbench.parameter_server.data.datasets import DistributedDataset, refuse_input_options
-from workbench.parameter_server.servers.layout import Partitioner, check_placeable, lay_out, num_shards, split_rows
+from workbench.parameter_server.servers.layout import Partitioner, check_placeable, lay_out, split_rows
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.server import Place
 from workbench.parameter_server.servers.tables import Embeddings
@@ -187,7 +187,7 @@ class ParameterServerStrategy(OneReplica):
         name = self.cluster.unique(name or "variable")
         whole = torch.as_tensor(value).detach().cpu()
         shape, dtype = whole.shape, whole.dtype
-        shards = self._shards(tuple(shape), dtype)
+        shards = split_rows(self._partitioner, shape, dtype)
         made = []
         for number, (offset, count) in enumerate(shards):
             part_shape = (count, *shape[1:]) if shape else ()
@@ -224,7 +224,9 @@ class ParameterServerStrategy(OneReplica):
         check_placeable(module, config)
         self.cluster.sweep()
         name = self.cluster.unique(name or type(module).__name__.lower())
-        parts, tables = lay_out(module, embeddings, self._shards, self._servers, name=name, cluster=self.cluster.id)
+        parts, tables = lay_out(
+            module, embeddings, self._partitioner, self._servers, name=name, cluster=self.cluster.id
+        )
         placed = PlacedModule(
             module, config, parts, tables, name=name, cluster=self.cluster.id, exactly_once=self.exactly_once
         )
@@ -237,6 +239,3 @@ class ParameterServerStrategy(OneReplica):
         """Return a function for `create_per_worker_dataset` that calls `dataset_fn` with this worker's `InputContext` (T7.3)."""
         refuse_input_options("options", options)
         return DistributedDataset(dataset_fn, self.num_workers)
-
-    def _shards(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[tuple[int, int]]:
-        return split_rows(shape[0], num_shards(self._partitioner, shape, dtype)) if shape else [(0, 1)]

@@ -137,14 +137,15 @@ class MaxSizePartitioner:
         return _first_axis(shape, shards if self.max_shards is None else min(self.max_shards, shards))
 
 
-def num_shards(partitioner: Partitioner | None, shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Return how many shards a variable gets: what the partitioner says, and no more than the variable has rows.
+def split_rows(partitioner: Partitioner | None, shape: Sequence[int], dtype: torch.dtype) -> list[tuple[int, int]]:
+    """Return first row and number of rows of each shard of a variable: contiguous, and the first ones take the remainder.
 
-    It is called with shape and dtype at the variable's creation (T3.3), but not for a single number, which has no axis to split.
+    Ten rows in 4 shards are 3, 3, 2 and 2. There are as many shards as the partitioner says, and no more than rows. It is called with
+    shape and dtype at the variable's creation (T3.3), but not for a single number, which has no axis to split.
     """
-    if partitioner is None or not len(shape):
-        return 1
-    shards = partitioner(tuple(shape), dtype)
+    if not shape:
+        return [(0, 1)]
+    shards = [1] if partitioner is None else partitioner(tuple(shape), dtype)
     counts = isinstance(shards, (list, tuple)) and all(type(n) is int and n >= 1 for n in shards)
     if not counts or not shards or any(n != 1 for n in shards[1:]):
         raise UsageError(
@@ -152,25 +153,13 @@ def num_shards(partitioner: Partitioner | None, shape: Sequence[int], dtype: tor
             f"number of shards along each axis, at least 1, and 1 for every axis but the first, such as "
             f"{[2] + [1] * (len(shape) - 1)}. Return {[1] * len(shape)} to leave a variable whole."
         )
-    return max(1, min(shards[0], shape[0]))
-
-
-def split_rows(rows: int, shards: int) -> list[tuple[int, int]]:
-    """Return (first row, number of rows) of each shard: contiguous, and the first ones take the remainder.
-
-    Ten rows in 4 shards are 3, 3, 2 and 2. There are `rows` shards where more were asked for, and one, empty, of no rows.
-    """
-    count = max(1, min(check_integer("rows", rows, low=0), check_integer("shards", shards)))
-    each, left = divmod(rows, count)
+    count = max(1, min(shards[0], shape[0]))
+    each, left = divmod(shape[0], count)
     return [(i * each + min(i, left), each + (i < left)) for i in range(count)]
 
 
 def _first_axis(shape: Sequence[int], shards: int) -> list[int]:
     return [max(1, min(shards, shape[0])), *(1 for _ in shape[1:])] if len(shape) else []
-
-
-Shards = Callable[[tuple[int, ...], torch.dtype], Sequence[tuple[int, int]]]
-"""From shape and dtype to first row and number of rows of each shard."""
 
 
 class Part(NamedTuple):
@@ -182,7 +171,13 @@ class Part(NamedTuple):
 
 
 def lay_out(
-    module: nn.Module, embeddings: Embeddings, shards_of: Shards, servers: Iterator[int], *, name: str, cluster: str
+    module: nn.Module,
+    embeddings: Embeddings,
+    partitioner: Partitioner | None,
+    servers: Iterator[int],
+    *,
+    name: str,
+    cluster: str,
 ) -> tuple[dict[int, list[Part]], list[Table]]:
     """Return what lies on each server, and the tables that are kept row by row: each shard of a parameter on the next server."""
     parts: dict[int, list[Part]] = {}
@@ -195,7 +190,7 @@ def lay_out(
             )
     for key, parameter in trained_parameters(module).items():
         shape = parameter.shape
-        shards = shards_of(tuple(shape), parameter.dtype)
+        shards = split_rows(partitioner, shape, parameter.dtype)
         if key in kept:
             lie = [Shard(Place(next(servers), f"{name}/{key}/{k}"), *shard) for k, shard in enumerate(shards)]
             rule, padding = rule_of(embeddings), kept[key].padding_idx

@@ -93,7 +93,7 @@ class BlockUpdater:
             return
         here, grad = torch.from_numpy(rows.copy()), grad.view(-1, self._width)
         if self._rule is not None:
-            self._update_rows(self._rule, values.view(-1, self._width), here, grad, step, lr)
+            self._update_rows(self._rule, values.view(-1, self._width), here, grad, step=step, lr=lr)
             return
         whole = self._grad.view(-1, self._width)
         whole[here] = grad
@@ -105,7 +105,7 @@ class BlockUpdater:
         lrs = torch.full((1, 1), lr, dtype=values.dtype)
         values -= self._whole.update(values[None], grad[None], lrs, step, [lr])[0]
 
-    def _update_rows(self, own: RowRule, table: Tensor, rows: Tensor, grad: Tensor, step: int, lr: float) -> None:
+    def _update_rows(self, own: RowRule, table: Tensor, rows: Tensor, grad: Tensor, *, step: int, lr: float) -> None:
         if not lr:
             return
         here = table[rows]

@@ -39,8 +39,7 @@ class LocalExecutor:
         check_placeable(module, config)
         identity, runtime = uuid.uuid4().hex, ServerRuntime(0)
         set_plane(identity, DirectPlane(lambda _: runtime))
-        whole = lambda shape, _: [(0, shape[0] if shape else 1)]  # noqa: E731
-        parts, tables = lay_out(module, embeddings, whole, itertools.repeat(0), name="module", cluster=identity)
+        parts, tables = lay_out(module, embeddings, None, itertools.repeat(0), name="module", cluster=identity)
         placed = PlacedModule(module, config, parts, tables, name="module", cluster=identity)
         for forget in (forget_plane, forget_replicas):
             weakref.finalize(placed, forget, identity)
