@@ -112,8 +112,8 @@ def ours(plane: str) -> Iterator[Measure]:
             loss = step(placed, iterator)
         return loss
 
-    engine = RayEngine(WORKERS, SERVERS, cluster="benchmark", data_plane=plane)  # type: ignore[arg-type]
-    with Cluster(engine, "benchmark") as cluster:
+    engine = RayEngine(WORKERS, SERVERS, data_plane=plane)  # type: ignore[arg-type]
+    with Cluster(engine) as cluster:
         strategy = ParameterServerStrategy(cluster)
         coordinator = ClusterCoordinator(strategy)
         config = TrainConfig(peak_lr=NET.lr, total_steps=1_000_000, batch_size=NET.batch, optimizer="sgd")

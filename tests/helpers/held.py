@@ -27,7 +27,7 @@ def _held_here() -> int:
 
 
 def _held_by(runtime: WorkerRuntime) -> int:
-    return len(runtime._resources) + len(runtime._failed)
+    return len(runtime._resources)
 
 
 def pull(plane: DataPlane, places: Sequence[Place]) -> list[Tensor]:

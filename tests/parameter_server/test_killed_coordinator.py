@@ -102,8 +102,7 @@ def run(program: str, folder: Path, address: str | None) -> None:
         return
     from workbench.parameter_server.engines.ray_engine import RayEngine
 
-    identity = f"killed-{os.getpid()}"
-    cluster = Cluster(RayEngine(1, 2, cluster=identity, address=address), identity)
+    cluster = Cluster(RayEngine(1, 2, address=address))
     engine: Any = cluster.engine
     tasks = [engine.pid("worker", 0), engine.pid("ps", 0), engine.pid("ps", 1)]
     Diary(folder / "tasks").write(pid=os.getpid(), tasks=tasks)

@@ -49,7 +49,7 @@ def engine(cluster: Cluster) -> RayEngine:
 def cluster(ray_up: Callable[[], None]) -> Iterator[Cluster]:
     """Two workers, one server; tests may kill workers, which come back."""
     ray_up()
-    with Cluster(RayEngine(2, 1, cluster="test-ray-engine", grace_s=0.3), "test-ray-engine") as made:
+    with Cluster(RayEngine(2, 1, grace_s=0.3)) as made:
         yield made
 
 
@@ -205,7 +205,7 @@ def test_every_way_gives_the_same(ray_up: Callable[[], None], data_plane: Any) -
     torch.manual_seed(0)
     net = nn.Linear(30, 40)
     x = torch.randn(8, 30)
-    with Cluster(RayEngine(1, 2, cluster=f"ways-{data_plane}", data_plane=data_plane), f"ways-{data_plane}") as cluster:
+    with Cluster(RayEngine(1, 2, data_plane=data_plane)) as cluster:
         plane = cluster.engine.plane
         assert f"data plane {data_plane}: {plane.why}" in repr(cluster)
         assert ("one machine" in plane.why) == (data_plane == "shm")
@@ -249,7 +249,7 @@ def test_another_version_of_the_package_is_named(ray_up: Callable[[], None], mon
     ray_up()
     monkeypatch.setattr(ray_task, "__version__", "99.0")
     with pytest.raises(ClusterError, match=r"ps 0 runs workbench .*, and this process 99\.0: install the same"):
-        RayEngine(1, 1, cluster="versions")
+        RayEngine(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_another_version_of_the_package_is_named(ray_up: Callable[[], None], mon
 )
 def test_what_is_not_allowed_is_said_before_anything_starts(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        RayEngine(**{"num_workers": 1, "num_ps": 1, "cluster": "x"} | fields)
+        RayEngine(**{"num_workers": 1, "num_ps": 1} | fields)
 
 
 def test_where_there_is_no_memory_to_share_values_travel_by_calls(ray_up: Callable[[], None]) -> None:
@@ -270,7 +270,7 @@ def test_where_there_is_no_memory_to_share_values_travel_by_calls(ray_up: Callab
     import resource
 
     ray_up()
-    with Cluster(RayEngine(1, 1, cluster="small"), "small") as cluster:
+    with Cluster(RayEngine(1, 1)) as cluster:
         assert isinstance(cluster.engine, RayEngine)
         resource.prlimit(cluster.engine.pid("ps", 0), resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         strategy = ParameterServerStrategy(cluster)

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from workbench.config import TrainConfig
+from workbench.parameter_server.context import PARTS
 from workbench.parameter_server.coordinator.closure_queue import PAUSE_S, ClosureQueue, LoopClock
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.training.load import load_facts, time_facts
-from workbench.parameter_server.training.work_time import PARTS, WorkTime
+from workbench.parameter_server.training.work_time import WorkTime
 from workbench.parameter_server.workers.closure import Closure
 
 NAP, FUNCTIONS = 0.02, 12

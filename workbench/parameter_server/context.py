@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from workbench.parameter_server.errors import CancelledError
 
-PARTS = ("data_wait_s", "pull_s", "push_s")  # what a function spends its time on, besides computing
+PARTS = ("data_wait_s", "pull_s", "compute_s", "push_s")
+"""What a worker spends the time of an update on; the rest of its time it has nothing to do."""
 
 
 class Alive(NamedTuple):

@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 import time
-import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Literal, Self
 from workbench.errors import ClusterError, UsageError
 from workbench.parameter_server.cluster.cluster_resolver import ClusterResolver, split_address
 from workbench.parameter_server.engines.ray_engine import RayEngine
+from workbench.parameter_server.engines.ray_task import emptied
 from workbench.parameter_server.engines.threads import ThreadEngine
 from workbench.parameter_server.errors import Job
 from workbench.parameter_server.servers.links import forget_plane, set_plane
@@ -39,12 +39,10 @@ class Cluster:
     def __init__(
         self,
         engine: ThreadEngine | RayEngine,
-        identity: str | None = None,
         *,
         leave: Callable[[bool], None] | None = None,
     ) -> None:
-        self.engine = engine
-        self.id = identity or uuid.uuid4().hex
+        self.engine, self.id = engine, engine.id
         self._leave = leave
         self._names: set[str] = set()
         self._ends: list[Callable[[], object]] = []
@@ -87,13 +85,11 @@ class Cluster:
 
     def sweep(self) -> None:
         """Free what nobody holds; not while Python collects garbage, where nothing can be waited for."""
-        with contextlib.suppress(IndexError):
-            while True:
-                name, places = self._deleted.popleft()
-                for place in places:
-                    with contextlib.suppress(Exception):  # what is gone is free
-                        self.engine.plane.ask(place.server, "delete", place.block)
-                self.engine.forget(self.id, name)
+        for name, places in emptied(self._deleted):
+            for place in places:
+                with contextlib.suppress(Exception):  # what is gone is free
+                    self.engine.plane.ask(place.server, "delete", place.block)
+            self.engine.forget(self.id, name)
 
     def ends_with(self, end: Callable[[], object]) -> None:
         """Call this when the cluster ends: what has threads for its sake needs them no longer."""
@@ -117,10 +113,7 @@ def create_in_process_cluster(
     """Start a cluster on this machine (T2.1, T2.2): "threads" lets all live in this process, "ray" gives each a process of its own."""
     if engine not in ("threads", "ray"):
         raise UsageError(f"engine={engine!r} is not known. Allowed: 'threads', 'ray'.")
-    if engine == "threads":
-        return Cluster(ThreadEngine(num_workers, num_ps))
-    identity = uuid.uuid4().hex
-    return Cluster(RayEngine(num_workers, num_ps, cluster=identity), identity)
+    return Cluster((ThreadEngine if engine == "threads" else RayEngine)(num_workers, num_ps))
 
 
 def connect_to_cluster(
@@ -147,14 +140,13 @@ def connect_to_cluster(
         UsageError: this process is another task, or the numbers are missing, or given twice.
         ClusterError: tasks did not come in time (they are named), or the Ray cluster does not answer.
     """
-    identity = uuid.uuid4().hex
     if isinstance(where, str):
         if num_workers is None or num_ps is None:
             raise UsageError(
                 f"connect_to_cluster({where!r}) needs num_workers and num_ps: a Ray cluster does not say how many of its "
                 "processes are to be which."
             )
-        return Cluster(RayEngine(num_workers, num_ps, cluster=identity, address=where), identity)
+        return Cluster(RayEngine(num_workers, num_ps, address=where))
     if num_workers is not None or num_ps is not None:
         raise UsageError(
             "num_workers and num_ps are for the address of a Ray cluster; a description of the cluster has its own."
@@ -176,7 +168,7 @@ def connect_to_cluster(
         ray = node.connect()
         undone.callback(ray.close)
         _wait_for_tasks(ray, resolver, wait_s)
-        engine = RayEngine(len(spec.worker), len(spec.ps), cluster=identity, ray=ray, resource=_offered)
+        engine = RayEngine(len(spec.worker), len(spec.ps), ray=ray, resource=_offered)
         undone.pop_all()
 
     def leave(done: bool) -> None:
@@ -186,7 +178,7 @@ def connect_to_cluster(
         finally:
             node.close()
 
-    cluster = Cluster(engine, identity, leave=leave)
+    cluster = Cluster(engine, leave=leave)
     atexit.register(_at_exit, weakref.ref(cluster))
     return cluster
 

@@ -125,7 +125,7 @@ class ClusterCoordinator:
         if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
             raise UsageError(f"args={args!r} must be a tuple or list with one entry an argument: args=(iterator,).")
         closure = Closure(function, list(args), dict(kwargs or {}))
-        self._dispatcher.engine.check_sendable(closure)
+        self._dispatcher.engine.sent.check(closure)
         self._dispatcher.queue.put(closure)
         return closure.output
 

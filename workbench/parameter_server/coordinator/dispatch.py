@@ -106,8 +106,7 @@ class Dispatcher:
         self.resources.pop(resource, None)
         if not self._stopped.is_set():
             for worker in range(self.engine.num_workers):
-                with contextlib.suppress(UnavailableError):
-                    self.engine.drop(worker, [resource])
+                self.engine.drop(worker, resource)
 
     def report(self) -> dict[str, Any]:
         """Return the metrics, with what waits and runs now, and how long the loop has worked."""

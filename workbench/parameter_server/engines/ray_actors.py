@@ -124,7 +124,7 @@ class WorkerActor(_Actor):
             elif isinstance(each, Deleted):
                 forget_replicas(*each)
             else:
-                self._runtime.drop([each])
+                self._runtime.drop(each)
 
     def _outcome(self, work: Callable[[], Outcome]) -> tuple[Outcome, bytes]:
         try:

@@ -5,6 +5,7 @@ import itertools
 import pickle
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,13 +14,13 @@ from workbench.checks import check_integer
 from workbench.errors import UsageError
 from workbench.parameter_server.context import Alive, Run
 from workbench.parameter_server.engines.ray_actors import SEVERAL_S, Outcome, Request, ServerActor, WorkerActor
-from workbench.parameter_server.engines.ray_task import POLL_S, START_S, Deleted, RayTask, SendOnce, Sent
+from workbench.parameter_server.engines.ray_task import POLL_S, START_S, Deleted, RayTask, SendOnce, Sent, emptied
 from workbench.parameter_server.engines.threads import Ended
 from workbench.parameter_server.errors import CancelledError, Job, UnavailableError, refuse
 from workbench.parameter_server.servers.links import CONTROL, PLANES, Plane, RayPlane, connector
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import forget_replicas
-from workbench.parameter_server.workers.closure import Closure, from_wire, map_structure, to_bytes, to_wire
+from workbench.parameter_server.workers.closure import from_wire, map_structure, to_bytes, to_wire
 from workbench.parameter_server.workers.worker import Call, ResourceRef
 from workbench.ray.cluster import RayCluster
 
@@ -50,7 +51,6 @@ class RayEngine:
         num_workers: int,
         num_ps: int,
         *,
-        cluster: str,
         data_plane: Plane = "auto",
         address: str | None = None,
         ray: RayCluster | None = None,
@@ -66,9 +66,10 @@ class RayEngine:
         self._closed = False
         self._ray = RayCluster.connect(address) if ray is None else ray
         self._tasks: dict[tuple[Job, int], RayTask] = {}
-        names = [f"workbench-{cluster}-ps{k}" for k in range(num_ps)]
+        self.id = uuid.uuid4().hex
+        names = [f"workbench-{self.id}-ps{k}" for k in range(num_ps)]
         self.plane = RayPlane(num_ps, connector(names, data_plane, num_workers))
-        self._sent = SendOnce(self._ray.pack, self._drop_everywhere)
+        self.sent = SendOnce(self._ray.pack, self._drop_everywhere)
 
         def start(job: Job, index: int, kind: type, *arguments: Any, name: str | None = None) -> None:
             there = None if resource is None else resource(job, index)
@@ -81,16 +82,13 @@ class RayEngine:
             for k, name in enumerate(names):
                 start("ps", k, ServerActor, k, 0 if data_plane == "plasma" else num_workers + 1, name=name)
             for k in range(num_workers):
-                start("worker", k, WorkerActor, k, cluster, names, data_plane)
+                start("worker", k, WorkerActor, k, self.id, names, data_plane)
             for task in self._tasks.values():
                 task.meet_first()
             self.plane.connect()
         except BaseException:
             self.close()
             raise
-
-    def check_sendable(self, closure: Closure) -> None:
-        self._sent.check(closure)
 
     def at_once(self, worker: int) -> int:
         """See `ThreadEngine`; so many as what the worker ran last lets expect in `SEVERAL_S`."""
@@ -132,15 +130,15 @@ class RayEngine:
     def build(self, worker: int, resource: int, make: Callable[[], Any]) -> None:
         task = self._task("worker", worker)
         try:
-            sendable = self._sent.packed(make)
+            sendable = self.sent.packed(make)
         except TypeError as error:
-            sendable = self._sent.packed(partial(refuse, TypeError(str(error))))
+            sendable = self.sent.packed(partial(refuse, TypeError(str(error))))
         call = self._ray.call(task.actor, "build", task.life, resource, sendable.content)
         self._result(task, Outcome(*pickle.loads(task.wait(call))))
 
-    def drop(self, worker: int, resources: Sequence[int]) -> None:
+    def drop(self, worker: int, resource: int) -> None:
         """See `ThreadEngine`. The worker is told with its next call: this may run while Python collects garbage."""
-        self._tasks["worker", worker].drop.extend(resources)
+        self._tasks["worker", worker].drop.append(resource)
 
     def forget(self, cluster: str, name: str) -> None:
         """See `ThreadEngine`. Each worker is told with its next call."""
@@ -221,12 +219,12 @@ class RayEngine:
 
     def _requests(self, task: RayTask, calls: Sequence[Call], ticket: int) -> list[bytes]:
         """Return what to send for these calls, with what the worker does not know of them yet."""
-        drop = task.take_drop()
+        drop = list(emptied(task.drop))
         task.known.difference_update(each.number for each in drop if isinstance(each, Sent))
         new: dict[int, bytes] = {}
 
         def named(thing: Any) -> Sent:
-            sendable = self._sent.packed(thing)
+            sendable = self.sent.packed(thing)
             if sendable.number not in task.known:
                 new[sendable.number] = sendable.content
             return Sent(sendable.number)

@@ -11,9 +11,9 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -180,6 +180,16 @@ def _still_is(held: Any, thing: Any) -> bool:
     return (held() if isinstance(held, weakref.ref) else held) is thing
 
 
+Item = TypeVar("Item")
+
+
+def emptied(waiting: deque[Item]) -> Iterator[Item]:
+    """Take out one after the other, also what others append or take meanwhile."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield waiting.popleft()
+
+
 START_S = 120.0  # until every task has answered for the first time; importing torch takes seconds where others compute
 POLL_S = 0.05  # how soon it is seen that a closure was cancelled or its worker killed
 SILENT_S = 5.0  # without an answer before a task counts as gone, so that a machine that is cut off is told within 10 s, 3 of them for what still asks it (rule of thumb)
@@ -288,14 +298,6 @@ class RayTask:
                 os.kill(self.pid, signal.SIGKILL)
         else:
             self._ray.kill(self.actor, for_good=False)
-
-    def take_drop(self) -> list[Dropped]:
-        """Empty `drop`, to which others append."""
-        found: list[Dropped] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                found.append(self.drop.popleft())
-        return found
 
     def _met(self, hello: Hello) -> None:
         """Note who answers; a new life knows nothing."""

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 import types
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -22,7 +23,7 @@ from workbench.parameter_server.errors import CancelledError, Job, UnavailableEr
 from workbench.parameter_server.servers.links import DataPlane
 from workbench.parameter_server.servers.replicas import forget_replicas
 from workbench.parameter_server.servers.server import DirectPlane, ServerRuntime
-from workbench.parameter_server.workers.closure import Closure, returning
+from workbench.parameter_server.workers.closure import returning
 from workbench.parameter_server.workers.worker import Call, WorkerRuntime
 
 POLL_S = 0.02  # how soon a caller sees that its closure was cancelled or its worker killed
@@ -80,13 +81,10 @@ class ThreadEngine:
             self._tasks["worker", k] = _Task(lambda k=k: WorkerRuntime(k), f"parameter server worker {k}")  # type: ignore[misc]
         for k in range(num_servers):
             self._tasks["ps", k] = _Task(lambda k=k: ServerRuntime(k), f"ps {k}")  # type: ignore[misc]
+        self.id = uuid.uuid4().hex
         self.plane = DirectPlane(lambda server: self._task("ps", server).runtime)
         self._closed = False
-        self._sent = SendOnce(_tried, lambda _: None)
-
-    def check_sendable(self, closure: Closure) -> None:
-        """Refuse a closure that cannot be sent to a worker of another process, by a `TypeError` (behaviour 20)."""
-        self._sent.check(closure)
+        self.sent = SendOnce(_tried, lambda _: None)  # refuses what could not be sent to a worker of another process
 
     def at_once(self, worker: int) -> int:  # noqa: ARG002
         """Return how many calls a worker is best given at once."""
@@ -131,15 +129,15 @@ class ThreadEngine:
         """Make a resource on a worker; see `WorkerRuntime.build`. A dataset that cannot be sent is an error of its making."""
         try:
             if isinstance(make, (DatasetRecipe, IteratorRecipe)):
-                self._sent.packed(make)
+                self.sent.packed(make)
         except TypeError as error:
             make = partial(refuse, error)
         self._task("worker", worker).runtime.build(resource, make)
         self._task("worker", worker)  # it may have been killed meanwhile
 
-    def drop(self, worker: int, resources: Sequence[int]) -> None:
-        """Forget resources on a worker, without waiting; a worker that is gone holds none."""
-        self._tasks["worker", worker].runtime.drop(resources)
+    def drop(self, worker: int, resource: int) -> None:
+        """Forget a resource on a worker, without waiting; a worker that is gone holds none."""
+        self._tasks["worker", worker].runtime.drop(resource)
 
     def forget(self, cluster: str, name: str) -> None:
         """Drop the replicas of a placed module everywhere."""

@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 from workbench.errors import UsageError
+from workbench.parameter_server.context import PARTS
 from workbench.parameter_server.coordinator.coordinator import ClusterCoordinator
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.placed import PlacedModule
-from workbench.parameter_server.training.work_time import PARTS
 from workbench.parameter_server.workers.worker import spent_here
 
 LEAST_KNOWN = 0.9  # of the functions that ran, workers have to know (rule of thumb); one that was started anew does not

@@ -18,6 +18,7 @@ from workbench.checks import check_integer
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, RecordError, StudyInterrupted, WorkloadError
 from workbench.parameter_server.cluster.cluster import Cluster, create_in_process_cluster
+from workbench.parameter_server.context import PARTS
 from workbench.parameter_server.coordinator.dispatch import BACK_S, MAX_ATTEMPTS
 from workbench.parameter_server.errors import UnavailableError
 from workbench.parameter_server.servers.layout import Partitioner
@@ -27,7 +28,7 @@ from workbench.parameter_server.training.checkpoint_manager import load_placed, 
 from workbench.parameter_server.training.executor import ClusterExecutor, Task, trained
 from workbench.parameter_server.training.load import load_facts, server_loads
 from workbench.parameter_server.training.steps import GENERATORS, WorkerTrial, train_steps
-from workbench.parameter_server.training.work_time import PARTS, ClosureSize, Update, WorkTime
+from workbench.parameter_server.training.work_time import ClosureSize, Update, WorkTime
 from workbench.progress import Progress, StopRequest, catch_interrupt
 from workbench.record.read import TrialRecord
 from workbench.record.repro import source_of

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-PARTS = ("data_wait_s", "pull_s", "compute_s", "push_s")
-"""Of an update, on the worker that makes it; the rest of a worker's time it has nothing to do."""
+from workbench.parameter_server.context import PARTS
+
 MEASURED = 4  # updates a worker, one by one, before a size is chosen (rule of thumb)
 SIZES = 32  # sizes of a closure that are tried, in even ratios from 1 to all updates
 

@@ -23,6 +23,7 @@ from workbench.parameter_server.context import (
     taking,
 )
 from workbench.parameter_server.errors import ClosureInputError, NotHeldError, OutOfRangeError
+from workbench.parameter_server.servers.variable import RemoteTensor
 from workbench.parameter_server.workers.closure import map_structure
 
 
@@ -49,8 +50,7 @@ class WorkerRuntime:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._resources: dict[int, Any] = {}
-        self._failed: dict[int, BaseException] = {}
+        self._resources: dict[int, Any] = {}  # where one could not be made, a `_Failed`
         self._spent: dict[int, dict[str, float]] = {}
 
     def execute(self, call: Call, cancelled: Callable[[], bool] = bool) -> Any:
@@ -70,31 +70,34 @@ class WorkerRuntime:
 
     def build(self, resource: int, make: Callable[[], Any]) -> None:
         """Make a resource; an error is kept for the closure that needs it (behaviour 40)."""
-        self.drop([resource])
+        self.drop(resource)
         with on_worker(WorkerContext(self.index)), building_dataset():
             try:
                 with _without_exit(self.index):
                     self._resources[resource] = make()
             except Exception as error:
-                self._failed[resource] = error
+                self._resources[resource] = _Failed(error)
 
-    def drop(self, resources: Sequence[int]) -> None:
-        """Forget resources; unknown ids are none."""
-        for resource in resources:
-            self._resources.pop(resource, None)
-            self._failed.pop(resource, None)
+    def drop(self, resource: int) -> None:
+        """Forget a resource, if it is there."""
+        self._resources.pop(resource, None)
 
     def _resolved(self, value: Any) -> Any:
         if not isinstance(value, ResourceRef):
             return value
-        if value.resource in self._failed:
-            error = self._failed[value.resource]
-            raise ClosureInputError(
-                f"A per-worker dataset or value could not be built on worker {self.index}: {type(error).__name__}: {error}"
-            ) from error
         if value.resource not in self._resources:
             raise NotHeldError(self.index, value.resource)
-        return self._resources[value.resource]
+        held = self._resources[value.resource]
+        if isinstance(held, _Failed):
+            raise ClosureInputError(
+                f"A per-worker dataset or value could not be built on worker {self.index}: {type(held.error).__name__}: {held.error}"
+            ) from held.error
+        return held
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: Exception
 
 
 class WorkerIterator:
@@ -123,13 +126,13 @@ class WorkerIterator:
 
 
 def spent_here() -> dict[str, float]:
-    """Return what the worker that runs this has spent on scheduled functions of this loop since it was started: seconds by `PARTS`, compute_s, closures."""
+    """Return what the worker that runs this has spent on scheduled functions of this loop since it was started: seconds by `PARTS`, closures."""
     here = current_worker()
     return _no_time() if here is None or here.spent is None else dict(here.spent)
 
 
 def _no_time() -> dict[str, float]:
-    return dict.fromkeys((*PARTS, "compute_s", "closures"), 0.0)
+    return dict.fromkeys((*PARTS, "closures"), 0.0)
 
 
 @contextlib.contextmanager
@@ -161,8 +164,7 @@ def to_host(value: Any) -> Any:
     def host(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf.detach().cpu().clone()
-        read = getattr(leaf, "read_for_fetch", None)
-        return read() if read is not None else leaf
+        return leaf.read() if isinstance(leaf, RemoteTensor) else leaf
 
     return map_structure(host, value)
 

@@ -13,7 +13,8 @@ from workbench.errors import UsageError
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding, Status
-from workbench.parameter_server.training.work_time import PARTS, closure_size
+from workbench.parameter_server.context import PARTS
+from workbench.parameter_server.training.work_time import closure_size
 from workbench.record.json_values import number
 from workbench.topics.parameter_server.server_load import (
     CODES,
