@@ -23,7 +23,6 @@ from workbench.parameter_server.context import (
     taking,
 )
 from workbench.parameter_server.errors import ClosureInputError, NotHeldError, OutOfRangeError
-from workbench.parameter_server.servers.variable import RemoteTensor
 from workbench.parameter_server.workers.closure import map_structure
 
 
@@ -164,7 +163,8 @@ def to_host(value: Any) -> Any:
     def host(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf.detach().cpu().clone()
-        return leaf.read() if isinstance(leaf, RemoteTensor) else leaf
+        read = getattr(leaf, "read_for_fetch", None)
+        return read() if read is not None else leaf
 
     return map_structure(host, value)
 
