@@ -339,6 +339,24 @@ def test_outputs_that_are_given_as_targets_are_told(swapped: bool, tmp_path: Pat
     assert (found.status, "in the place of outputs" in found.summary) == (("fail", True) if swapped else ("ok", False))
 
 
+@pytest.mark.parametrize("product", ["ik,jk->ij", "matmul"])
+def test_cosines_that_are_multiplied_by_a_temperature_cannot_reach_their_targets(product: str, tmp_path: Path) -> None:
+    """Of 64 candidates, with the right cosine 1 and the others -1: log(1 + 63 exp(-2 scale)), of log 64."""
+    for scale, status in ((0.1, "fail"), (1.0, "ok"), (10.0, "ok")):
+        model = nn.Linear(8, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with wb.watch(model, optimizer, out=tmp_path / f"{scale}") as run:
+            for _ in range(6):
+                a, b = (F.normalize(model(torch.randn(64, 8)), dim=1) for _ in range(2))
+                cosines = a @ b.T if product == "matmul" else torch.einsum(product, a, b)
+                optimizer.zero_grad()
+                F.cross_entropy(cosines * scale, torch.arange(64)).backward()
+                optimizer.step()
+        found = run.diagnose()["loss.output_range"]
+        assert found.status == status, found.summary
+        assert found.value == pytest.approx(math.log1p(63 * math.exp(-2 * scale)) / math.log(64), abs=0.01)
+
+
 @pytest.mark.parametrize("shape", [(8, 5), (8, 6, 5), (8, 5, 3, 3)], ids=["rows", "tokens", "pixels"])
 def test_a_divergence_from_soft_targets_takes_logarithms(shape: tuple[int, ...], tmp_path: Path) -> None:
     """Of a teacher's and of smoothed labels; what a distribution runs over stands last, or, of pixels, second."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.instruments.losses.ranges import head_of
+from workbench.instruments.losses.ranges import end_of
 from workbench.instruments.order import alone_of
 
 ROWS, KEPT, NUMBERS = 20_000, 2000, 4_000_000
@@ -202,7 +202,8 @@ class Examples:
                 value = (
                     loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 and rows == len(outputs) else None
                 )
-                self.criterion = {"name": name, "head": head_of(outputs, values=False), "loss": value, **some}
+                head, span = end_of(outputs, values=False)
+                self.criterion = {"name": name, "head": head, "span": span, "loss": value, **some}
             due = update >= 2 * self.spreads[-1][0] + 1 if self.spreads else bool(self.criterion)
             if due and len(outputs) > 1 and name == self.criterion["name"]:
                 values = outputs.detach()[:_OUTPUTS].reshape(len(outputs[:_OUTPUTS]), -1).float()

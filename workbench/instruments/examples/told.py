@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from workbench.instruments.examples.seen import TARGETS, Batch, Examples
 from workbench.instruments.examples.sizes import CATEGORIES, sample_facts
-from workbench.instruments.losses.ranges import RANGES, REFUSED, ideals_of, reachable
+from workbench.instruments.losses.ranges import REFUSED, ideals_of, reachable
 from workbench.instruments.norms import sizes_of
 from workbench.instruments.surroundings import Loaders
 
@@ -311,7 +311,7 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
     trained: dict[str, Any] = {"alone": bool(examples.alone), "constant": None, "losses": [(update, float(loss)) for update, loss in examples.losses]}  # fmt: skip
     if name not in _NAMED:
         return {"range": None, "scale": {}, "trained": trained, "fresh": None}
-    outputs, target, head = seen["outputs"].cpu().float(), seen["target"].cpu(), seen["head"]
+    outputs, target, span = seen["outputs"].cpu().float(), seen["target"].cpu(), seen["span"]
     if seen["loss"] is not None and y is not None:
         trained["constant"] = _constant(name, outputs, target, y, float(seen["loss"]))
     outputs, target, scale = outputs[:_SHOWN], target[:_SHOWN], {}
@@ -324,8 +324,7 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
         losses: Tensor = getattr(F, name)(values, given, reduction="none")
         return losses.reshape(len(losses), -1).mean(1)
 
-    span = RANGES.get(head or "", (-np.inf, np.inf))
-    known = {"kind": None, "head": head, "range": list(span) if head in RANGES else None}
+    known = {"kind": None, "head": seen["head"], "range": span and list(span)}
     spreads = [
         {"update": update, "spread": float(spread), "size": float(size)} for update, spread, size in examples.spreads
     ]
@@ -335,7 +334,7 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
         told = {"loss": float(at(outputs).mean()), "spreads": [vary | each for each in spreads]}
         fresh = told if spreads else None  # of one example at a time nothing is known of differences between them
     return {
-        "range": known | (reachable(at, ideals_of(target, outputs), span) or {}),
+        "range": known | (reachable(at, ideals_of(target, outputs), span or (-np.inf, np.inf)) or {}),
         "scale": scale,
         "trained": trained,
         "fresh": fresh,

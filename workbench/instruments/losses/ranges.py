@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.errors import WorkbenchError
+from workbench.instruments.order import plain_part
 
 INF = math.inf
 Span = tuple[float, float]
@@ -26,13 +27,30 @@ _VIEWS = (
     "View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "Permute", "ToCopy", "Clone",
     "Alias", "T", "Expand",
 )  # fmt: skip
+_UNIT = 1e-2
+"""By which a length may differ from 1, as in bfloat16."""
 STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError, WorkbenchError)
 """What a loss may raise on outputs that its model never gives."""
 
 
-def head_of(out: Tensor, *, values: bool = True) -> str | None:
-    """Return the name of the operation that made the outputs, views left out; "Softmax" where they are probabilities, however made, where `values` are looked at."""
+def end_of(out: Tensor, *, values: bool = True) -> tuple[str | None, Span | None]:
+    """Return the name of the operation that made the outputs, views left out, and what it can return, None for anything.
+
+    "Cosine" are products of vectors of length 1, times a number. "Softmax" are probabilities, however made, where `values` are looked at.
+    """
+    node, factor = plain_part(out)
+    while node is not None and node.next_functions and type(node).__name__.split("Backward")[0] in _VIEWS:
+        node = node.next_functions[0][0]
+    if node is not None and factor is not None and node.name() in ("MmBackward0", "BmmBackward0"):
+        sides = ((node._saved_self, -1), (node._saved_mat2, -2))
+        if all(side is not None and bool(((side.norm(dim=axis) - 1).abs() < _UNIT).all()) for side, axis in sides):
+            return "Cosine", (-abs(factor), abs(factor))
+    head = _head_of(out, values=values)
+    return head, RANGES.get(head or "")
+
+
+def _head_of(out: Tensor, *, values: bool) -> str | None:
     if values and out.dim() > 1 and bool((out >= 0).all()):
         sums = [out.detach().float().sum(axis) for axis in {1, out.dim() - 1} if out.shape[axis] > 1]
         if any(bool(((total - 1).abs() < 1e-4).all()) for total in sums):

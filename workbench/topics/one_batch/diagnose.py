@@ -311,8 +311,14 @@ def _double(loss: Facts) -> Finding:
     )  # fmt: skip
 
 
-def range_finding(loss: Facts, limit: float = 0.05) -> Finding:
-    """Judge the share of what there is to learn that the last activation function puts out of reach (limit: rule of thumb)."""
+def range_finding(loss: Facts, limit: float = 0.05, cosines: float = 0.6) -> Finding:
+    """Judge the share of what there is to learn that the last operation of the model puts out of reach.
+
+    Args:
+        loss: what is known of the loss, see `find_loss`.
+        limit: the largest share (rule of thumb).
+        cosines: the same of cosines that are divided by a temperature (rule of thumb: SimCLR's 0.5 leaves 0.43 of 1,024 candidates).
+    """
     kind, reachable, say = loss["kind"], loss.get("reachable"), partial(CODES.finding, "loss.output_range")
     if kind is None or loss["range"] is None:
         bounds = "the last operation of the model has no bounds"
@@ -321,8 +327,14 @@ def range_finding(loss: Facts, limit: float = 0.05) -> Finding:
         return say("ok", "Does not apply: loss.double_softmax judges probabilities that are taken for logits.")
     learnable = loss["ignorant"] - loss["floor"]
     share = (reachable - loss["floor"]) / learnable if learnable > 0 else 0.0
+    ends, fix = (
+        f"The model ends in a {loss['head'].lower()}",
+        "End the model in a linear layer, or scale the targets into the range of its activation function.",
+    )
+    if loss["head"] == "Cosine":
+        limit, fix = cosines, "Divide the cosines by a temperature of 0.05 to 0.5, or learn their scale."
+        ends = f"The outputs are cosines between {loss['range'][0]:.3g} and {loss['range'][1]:.3g}"
     say = partial(say, value=share, unit="share", threshold=limit, evidence=dict(loss))
-    ends = f"The model ends in a {loss['head'].lower()}"
     if share <= limit:
         return say("ok", f"{ends}, whose range reaches the targets.")
     asked = "the loss takes logits of any size"
@@ -331,7 +343,7 @@ def range_finding(loss: Facts, limit: float = 0.05) -> Finding:
     return say(
         "fail" if share >= 0.5 else "warn", f"{ends}, but {asked}: whatever it learns, the loss of this batch is no less than {reachable:.3g}"
         f"{', more than' if share > 1 else '; it is'} {loss['ignorant']:.3g} for one and the same output without such bounds.",
-        advice=["End the model in a linear layer, or scale the targets into the range of its activation function."],
+        advice=[fix],
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.instruments.losses.ranges import INF, RANGES, REFUSED, LossAt, Span, head_of, ideals_of, reachable
+from workbench.instruments.losses.ranges import INF, REFUSED, LossAt, Span, end_of, ideals_of, reachable
 from workbench.topics.one_batch.batch import OneBatch
 from workbench.workloads.losses import next_tokens
 
@@ -27,10 +27,10 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     outputs = one.forward(train=True, grad=True)
     tensors = one.tensors(outputs)
     out = tensors[0] if len(tensors) == 1 else None
-    head = None if out is None else head_of(out)
-    span = RANGES.get(head or "", (-INF, INF))
+    head, known = (None, None) if out is None else end_of(out)
+    span = known or (-INF, INF)
     facts: dict[str, Any] = {
-        "kind": None, "head": head, "range": list(span) if head in RANGES else None, "reversed": False,
+        "kind": None, "head": head, "range": known and list(known), "reversed": False,
         "broadcast": _broadcast(one, outputs, out), "escape": _escape(one, outputs, span),
     }  # fmt: skip
 
