@@ -17,7 +17,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.plots.style import why_not_measured
 from workbench.record.json_values import to_json
-from workbench.topics.batch_norm.diagnose import NormArm, better_arms
+from workbench.topics.batch_norm.diagnose import better_arms
 from workbench.topics.batch_norm.replicas import CODES
 
 
@@ -131,8 +131,10 @@ def test_chance_names_a_virtual_batch_as_rarely_as_asked_for() -> None:
     rng, named, studies = np.random.default_rng(0), 0, 2000
     for _ in range(studies):
         seed = rng.normal(0.5, 0.05, 4)
+        drawn = [seed + rng.normal(0, 0.02, 4) for _ in range(5)]
         whole, *others = (
-            NormArm(size, 128, 1, dict(enumerate(seed + rng.normal(0, 0.02, 4)))) for size in (None, 8, 16, 32, 64)
+            {"statistic": size, "values": values, "metrics": dict(enumerate(values))}
+            for size, values in zip((128, 8, 16, 32, 64), drawn, strict=True)
         )
         named += min(better_arms(others, whole, sign=1.0).values()) < 0.05
     assert named < studies * 0.05 + 3 * math.sqrt(studies * 0.05 * 0.95)

@@ -480,7 +480,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
 
 def arms(record: StudyRecord, stage: str) -> dict[tuple[int | None, int, int], int]:
     found = read_norm_arms(record, f"batch_norm_{stage}")
-    return {(a.stat_examples, a.batch_size, a.devices): len(a.metrics) for a in found}
+    return {(a["stat_examples"], a["batch_size"], a["devices"]): len(a["metrics"]) for a in found}
 
 
 def test_every_arm_is_trained_under_every_seed_and_no_trial_twice(record: StudyRecord) -> None:
@@ -499,7 +499,7 @@ def test_every_arm_is_trained_under_every_seed_and_no_trial_twice(record: StudyR
 
 
 def test_virtual_batches_differ_only_in_their_statistics_and_the_same_call_trains_nothing(record: StudyRecord) -> None:
-    found = {a.stat_examples: a.row() for a in read_norm_arms(record, "batch_norm_virtual")}
+    found = {row["stat_examples"]: row for row in read_norm_arms(record, "batch_norm_virtual")}
     assert [found[size]["statistic"] for size in (8, 16, None)] == [8, 16, 32]
     assert len({row["mean"] for row in found.values()}) == 3
     configs = [record.trial(number).config for number in record.facts["batch_norm_virtual"]]

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from workbench.curves.seed_comparison import p_value
 from workbench.curves.selection import metric_sign, selected_by_seed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.audited import Audited, why_missing
@@ -86,70 +86,57 @@ def _frozen_new(facts: Mapping[str, Any]) -> Finding:
     )  # fmt: skip
 
 
-class NormArm(NamedTuple):
-    """One setting under several seeds."""
+def read_norm_arms(record: RecordLike, stage: str) -> list[dict[str, Any]]:
+    """Return the arms of a stage, in the order of batch size, devices and statistic examples, the whole batch last.
 
-    stat_examples: int | None
-    batch_size: int
-    devices: int
-    metrics: Mapping[int, float]
-
-    def row(self) -> dict[str, Any]:
-        """Return JSON values: examples that a statistic is made of, and the metric's values, mean and standard error (NaN for one)."""
-        whole, found = self.batch_size // self.devices, list(self.metrics.values())
-        known = len(found) > 1 and np.isfinite(found).all()
-        return {
-            "stat_examples": self.stat_examples, "statistic": min(whole, self.stat_examples or whole), "batch_size": self.batch_size,
-            "devices": self.devices, "values": found, "mean": float(np.mean(found)),
-            "se": float(np.std(found, ddof=1)) / math.sqrt(len(found)) if known else math.nan,
-        }  # fmt: skip
-
-
-def read_norm_arms(record: RecordLike, stage: str) -> list[NormArm]:
-    """Return the arms of a stage, in the order of batch size, devices and statistic examples, the whole batch last."""
-    trials = getattr(record, "trials", None)
-    if not isinstance(trials, pd.DataFrame) or not len(trials) or "stage" not in trials:
+    Returns:
+        JSON rows: stat_examples, batch_size, devices, statistic (examples that one is made of), and the selected metric's "metrics" by
+        seed, values, mean and standard error "se", NaN for one seed.
+    """
+    asked = record.facts.get(stage)
+    if not asked:
         return []
-    lost, asked = metric_sign(record) * math.inf, set(record.facts.get(stage) or ())
-    arms: dict[tuple[int, int, int | None], dict[int, float]] = {}
-    for row in trials.to_dict("records"):
-        if int(row["trial"]) not in asked or row["state"] not in ("complete", "diverged"):
-            continue
-        examples = row.get("bn_stat_examples")
-        known = examples is not None and math.isfinite(examples)
-        key = (int(row["batch_size"]), int(row["accumulate_steps"]), int(examples) if known else None)  # type: ignore[arg-type]
-        found = selected_by_seed(record, [int(row["trial"])]) if row["state"] == "complete" else {}
-        arms.setdefault(key, {})[int(row["seed"])] = found.get(int(row["seed"]), lost)
-    ordered = sorted(arms.items(), key=lambda item: (item[0][0], item[0][1], item[0][2] or math.inf))
-    return [NormArm(stat, size, devices, values) for (size, devices, stat), values in ordered]
+    trials, lost, rows = record.trials, metric_sign(record) * math.inf, list[dict[str, Any]]()
+    trials = trials[trials["trial"].isin(asked) & trials["state"].isin(["complete", "diverged"])]
+    setting = ["batch_size", "accumulate_steps", "bn_stat_examples"]
+    for _, arm in trials.groupby(setting, dropna=False):
+        size, devices, examples = arm[setting].iloc[0]
+        found = selected_by_seed(record, arm.loc[arm["state"] == "complete", "trial"].tolist())
+        metrics = {int(seed): found.get(int(seed), lost) for seed in arm["seed"]}
+        examples = None if pd.isna(examples) else int(examples)
+        whole, values = int(size) // int(devices), list(metrics.values())
+        rows.append({
+            "stat_examples": examples, "batch_size": int(size), "devices": int(devices), "statistic": min(whole, examples or whole),
+            "metrics": metrics, "values": values, "mean": float(np.mean(values)), "se": _standard_error(values),
+        })  # fmt: skip
+    return rows
 
 
-def better_arms(arms: Sequence[NormArm], own: NormArm, *, sign: float) -> dict[int, float]:
+def _standard_error(values: Sequence[float]) -> float:
+    known = len(values) > 1 and np.isfinite(values).all()
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if known else math.nan
+
+
+def better_arms(arms: Sequence[Mapping[str, Any]], own: Mapping[str, Any], *, sign: float) -> dict[int, float]:
     """Return statistic examples -> how likely it is by chance that one of so many arms is better than `own` by as much as this one.
 
-    Student's t over the seeds that both have, times the number of arms (Bonferroni). Arms that diverged are left out; `sign` is 1
+    `p_value` over the seeds that both have, times the number of arms (Bonferroni). Arms that diverged are left out; `sign` is 1
     where a smaller metric is better, else -1.
     """
-    tried = [arm for arm in arms if np.isfinite(list(arm.metrics.values())).all()]
+    tried = [arm for arm in arms if np.isfinite(arm["values"]).all()]
     found = {}
     for arm in tried:
-        seeds = sorted(set(arm.metrics) & set(own.metrics))
-        gains = np.array([sign * (own.metrics[seed] - arm.metrics[seed]) for seed in seeds])
-        if len(gains) < 2 or not np.isfinite(gains).all():
-            continue
-        chance = 0.0 if gains.mean() > 0 else 1.0
-        if np.ptp(gains) > 1e-9 * np.abs(gains).max():  # not all alike, but for rounding
-            chance = float(stats.ttest_1samp(gains, 0.0, alternative="greater").pvalue)
-        found[arm.row()["statistic"]] = min(len(tried) * chance, 1.0)
+        seeds = arm["metrics"].keys() & own["metrics"].keys()
+        gains = [sign * (own["metrics"][seed] - arm["metrics"][seed]) for seed in seeds]
+        if len(gains) > 1 and np.isfinite(gains).all():
+            found[arm["statistic"]] = min(len(tried) * p_value(gains), 1.0)
     return found
 
 
 def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
     code, asked, given = "batch_norm.ghost_size", facts.get("asked"), facts.get("examples")
-    arms = read_norm_arms(record, "batch_norm_virtual")
-    held, split = ([a.row() for a in read_norm_arms(record, f"batch_norm_{stage}")] for stage in ("held", "split"))
-    rows = [arm.row() for arm in arms]
-    evidence: dict[str, Any] = {"asked": asked, "examples": given, "arms": rows, "held": held, "split": split}
+    arms, held, split = (read_norm_arms(record, f"batch_norm_{stage}") for stage in ("virtual", "held", "split"))
+    evidence: dict[str, Any] = {"asked": asked, "examples": given, "arms": arms, "held": held, "split": split}
     numbers: dict[str, Any] = {"value": given, "unit": "examples", "threshold": asked, "evidence": evidence}
     if given is None:
         return CODES.not_measured(code, "no forward pass over training data was made", **numbers)
@@ -160,12 +147,12 @@ def _ghost_size(record: Any, facts: Mapping[str, Any], alpha: float) -> Finding:
                     "wb.batch_norm.synchronise(model)."], **numbers,
         )  # fmt: skip
     head = f"Each statistic comes from {given} examples" + ("" if asked is None else ", as asked for")
-    own = [a for a in arms if a.stat_examples == asked]
-    if not own:
+    own = next((arm for arm in arms if arm["stat_examples"] == asked), None)
+    if own is None:
         return CODES.finding(code, "ok", f"{head}.", **numbers)
-    told = ", ".join(f"{row['statistic']} examples {_with_se(row)}" for row in rows)
-    said = f"{head}. At batch size {arms[0].batch_size}, selected metric: {told}.{_held_words(held)}"
-    better = better_arms([a for a in arms if a is not own[0]], own[0], sign=metric_sign(record))
+    told = ", ".join(f"{arm['statistic']} examples {_with_se(arm)}" for arm in arms)
+    said = f"{head}. At batch size {own['batch_size']}, selected metric: {told}.{_held_words(held)}"
+    better = better_arms([arm for arm in arms if arm is not own], own, sign=metric_sign(record))
     evidence["chance"] = better
     best = min((size for size in better if better[size] < alpha), key=lambda size: better[size], default=None)
     if best is None:
@@ -253,8 +240,8 @@ def _small_batch(record: Any, facts: Mapping[str, Any], few: int, alpha: float) 
 def compare_norms(rows: Sequence[Mapping[str, Any]], *, sign: float) -> list[dict[str, Any]]:
     """Return each norm at each batch size at the best of its learning rates, beside batch norm at the best of its own.
 
-    `chance` is how likely so large a difference from batch norm is by chance: Student's t over the seeds, times the number of such
-    comparisons (Bonferroni); None for batch norm, and where fewer than two seeds tell. `sign` is 1 where a smaller metric is better.
+    `chance` is how likely so large a difference from batch norm, either way, is by chance: `p_value` over the seeds, times the number of
+    such comparisons (Bonferroni); None for batch norm, and where fewer than two seeds tell. `sign` is 1 where a smaller metric is better.
     """
     best: dict[tuple[int, str], Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: sign * float(row["mean"])):
@@ -263,14 +250,13 @@ def compare_norms(rows: Sequence[Mapping[str, Any]], *, sign: float) -> list[dic
     others = sum(norm != "batch" for _, norm in best)
     found: list[dict[str, Any]] = []
     for (size, norm), row in sorted(best.items(), key=lambda item: (item[0][0], item[0][1] != "batch")):
-        values, batch, chance = np.array(row["values"]), np.array(best.get((size, "batch"), row)["values"]), None
-        gains = sign * (batch - values) if len(batch) == len(values) else values[:0]
-        if norm != "batch" and len(gains) > 1 and np.ptp(gains) > 1e-9 * np.abs(gains).max():
-            chance = min(others * float(stats.ttest_1samp(gains, 0.0).pvalue), 1.0)
-        se = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        values, batch, chance = row["values"], best.get((size, "batch"), row)["values"], None
+        gains = [sign * (b - v) for b, v in zip(batch, values, strict=False)] if len(batch) == len(values) else []
+        if norm != "batch" and len(gains) > 1:
+            chance = min(2 * others * min(p_value(gains), p_value([-gain for gain in gains])), 1.0)
         found.append({
-            "batch_size": size, "norm": norm, "lr": row["lr"], "mean": float(row["mean"]), "se": se,
-            "better": bool(len(gains)) and float(gains.mean()) > 0, "chance": chance,
+            "batch_size": size, "norm": norm, "lr": row["lr"], "mean": float(row["mean"]), "se": _standard_error(values),
+            "better": sum(gains) > 0, "chance": chance,
         })  # fmt: skip
     return found
 

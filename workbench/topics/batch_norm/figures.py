@@ -20,11 +20,7 @@ OTHERS = {"layer": (PALETTE[4], ":"), "group": (PALETTE[9], "-.")}  # how the li
 
 
 def plot_batch_norm(
-    record: Record,
-    diagnosis: Diagnosis | None = None,
-    *,
-    size: Size = "page",
-    ax: Axes | None = None,
+    record: Record, diagnosis: Diagnosis | None = None, *, size: Size = "page", ax: Axes | None = None
 ) -> Axes:
     """Draw the selected metric against the examples in a batch-norm statistic, at a fixed total batch.
 
@@ -36,37 +32,17 @@ def plot_batch_norm(
 
     Source: P6.1, P6.2, P6.4.
     """
-    found = finding(diagnosis, "batch_norm.ghost_size") or diagnose_batch_norm(record)["batch_norm.ghost_size"]
-    drawn = {
-        name: [row for row in found.evidence.get(name) or () if math.isfinite(number(row["mean"]))]
-        for name in ("arms", "split")
-    }
+    arms, split = (_rows(record, diagnosis, "ghost_size", name) for name in ("arms", "split"))
     with drawing(ax, size) as axes:
-        if not any(drawn.values()):
+        rows = arms + split
+        if not rows:
             return not_measured(axes, "no virtual batch was trained")
-        _draw(
-            axes,
-            drawn["arms"],
-            "statistics from a subsample (± standard error)",
-            marker="o",
-            color=GOOD,
-            shift=1 - SHIFT,
-        )
-        _draw(
-            axes,
-            drawn["split"],
-            "batch split over devices (± standard error)",
-            marker="s",
-            color=PALETTE[1],
-            shift=1 + SHIFT,
-        )
-        rows = [row for each in drawn.values() for row in each]
-        whole = next((row for row in drawn["arms"] if row["stat_examples"] is None), None)
-        if whole is not None:
+        _draw(axes, arms, "statistics from a subsample (± standard error)", look=("o", GOOD), shift=1 - SHIFT)
+        _draw(axes, split, "batch split over devices (± standard error)", look=("s", PALETTE[1]), shift=1 + SHIFT)
+        for whole in (row for row in arms if row["stat_examples"] is None):
             axes.axhline(number(whole["mean"]), color=BASELINE, linestyle="--", label="whole batch", zorder=1)
         batch = rows[0]["batch_size"]
-        small = finding(diagnosis, "batch_norm.small_batch") or diagnose_batch_norm(record)["batch_norm.small_batch"]
-        for row in small.evidence.get("norms") or ():
+        for row in _rows(record, diagnosis, "small_batch", "norms"):
             if row["norm"] != "batch" and row["batch_size"] == batch:
                 color, linestyle = OTHERS[row["norm"]]
                 mean, se = number(row["mean"]), np.nan_to_num(number(row["se"]))
@@ -92,8 +68,7 @@ def plot_batch_norm_devices(
 
     Source: P6.2, P6.3.
     """
-    found = finding(diagnosis, "batch_norm.rank_local") or diagnose_batch_norm(record)["batch_norm.rank_local"]
-    rows = [row for row in found.evidence.get("devices") or () if row["devices"] > 1]
+    rows = [row for row in _rows(record, diagnosis, "rank_local", "devices") if row["devices"] > 1]
     with drawing(ax, size) as axes:
         if not rows:
             return not_measured(axes, "no batch was split over several devices")
@@ -117,13 +92,29 @@ def plot_batch_norm_devices(
     return axes
 
 
-def _draw(ax: Axes, rows: Sequence[Mapping[str, Any]], label: str, *, marker: str, color: str, shift: float) -> None:
-    if not rows:
-        return
+def _rows(record: Record, diagnosis: Diagnosis | None, code: str, name: str) -> list[Mapping[str, Any]]:
+    """Return rows of the evidence of a code, those left out that have no finite mean."""
+    found = finding(diagnosis, f"batch_norm.{code}") or diagnose_batch_norm(record)[f"batch_norm.{code}"]
+    return [row for row in found.evidence.get(name) or () if math.isfinite(number(row.get("mean", 0.0)))]
+
+
+def _draw(ax: Axes, rows: Sequence[Mapping[str, Any]], label: str, *, look: tuple[str, str], shift: float) -> None:
+    """Draw the arms: a small mark for each seed, and the means with their standard errors."""
+    marker, color = look
     x = np.array([number(row["statistic"]) for row in rows]) * shift
     for at, row in zip(x, rows, strict=True):
         values = [number(value) for value in row["values"]]
         ax.plot([at] * len(values), values, marker, color=color, markersize=4, alpha=0.5, linestyle="none", zorder=2)
-    errors = np.nan_to_num([number(row["se"]) for row in rows])
-    means = [number(row["mean"]) for row in rows]
-    ax.errorbar(x, means, yerr=errors, fmt=f"{marker}-", color=color, markersize=7, capsize=3, label=label, zorder=3)
+    if rows:
+        means, errors = (np.array([number(row[name]) for row in rows]) for name in ("mean", "se"))
+        ax.errorbar(
+            x,
+            means,
+            np.nan_to_num(errors),
+            fmt=f"{marker}-",
+            color=color,
+            markersize=7,
+            capsize=3,
+            label=label,
+            zorder=3,
+        )

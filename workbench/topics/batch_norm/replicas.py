@@ -20,7 +20,8 @@ EPS = 1e-5  # what batch norm adds to a variance, by torch's default: in a dead 
 SAME = 1e-5  # standard deviations that rounding may account for: float32 buffers hold seven digits (rule of thumb)
 _TOLD = {"merged": "merged", "average": "averaged"}
 _NOT_FINITE = "running statistics of some process are not finite"
-_Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
+Floats = NDArray[np.float64]
+_Layer = tuple[Floats, Floats]
 _Row = Mapping[str, Any]
 
 
@@ -55,10 +56,8 @@ def _read_replicas(facts: Mapping[str, Any]) -> Replicas | None:
     given = facts.get("replicas")
     if not given or not given["layers"]:
         return None
-    layers = {
-        name: (_float_array(each["mean"]), _float_array(each["variance"])) for name, each in given["layers"].items()
-    }
-    apart = {name: _largest_distance(*layer) for name, layer in layers.items()}
+    layers = {name: _layer(each) for name, each in given["layers"].items()}
+    apart = {name: largest_distance(*layer) for name, layer in layers.items()}
     merged = {name: merge_statistics(*layer, given.get("examples")) for name, layer in layers.items()}
     written, finite = None, bool(np.isfinite(list(apart.values())).all())
     if finite and facts.get("checkpoint") is not None:
@@ -71,30 +70,31 @@ def _read_replicas(facts: Mapping[str, Any]) -> Replicas | None:
     return Replicas(int(given["count"]), layers, merged, apart, written, finite)
 
 
-def _float_array(values: Any) -> NDArray[np.float64]:
-    return np.asarray(values, dtype=np.float64)
+def _layer(each: _Row) -> _Layer:
+    return np.array(each["mean"], dtype=np.float64), np.array(each["variance"], dtype=np.float64)
 
 
-def _largest_distance(mean: NDArray[np.float64], variance: NDArray[np.float64]) -> float:
+def largest_distance(mean: Floats, variance: Floats, of: Floats | None = None) -> float:
+    """Return how far two statistics of a channel lie apart at most, in its standard deviations; NaN where one is not finite.
+
+    Args:
+        mean: shape (statistics, channels), as `variance`; what counts is the larger of the distances of means and of deviations.
+        of: variance of each channel that makes the unit; None is that of all statistics together.
+    """
     if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
         return math.nan
-    sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance, EPS))
-    roots = np.sqrt(np.maximum(variance, 0.0))
-    return float(max(np.max(np.ptp(mean, axis=0) / sd), np.max(np.ptp(roots, axis=0) / sd)))
+    sd = np.sqrt(np.maximum(merge_statistics(mean, variance).variance if of is None else of, EPS))
+    ranges = [np.ptp(values, axis=0) / sd for values in (mean, np.sqrt(np.maximum(variance, 0.0)))]
+    return float(np.max(ranges, initial=0.0))
 
 
 def _checkpoint_distance(facts: Mapping[str, Any], other: Mapping[str, _Layer]) -> float:
     """Return how far the checkpoint lies from other statistics, in standard deviations of the latter."""
     found = [0.0]
     for name, values in facts["checkpoint"].items():
-        mean, variance = other[name]
-        sd = np.sqrt(np.maximum(variance, EPS))
-        roots, own = (np.sqrt(np.maximum(v, 0.0)) for v in (_float_array(values["variance"]), variance))
-        found += [
-            float(np.max(np.abs(_float_array(values["mean"]) - mean) / sd)),
-            float(np.max(np.abs(roots - own) / sd)),
-        ]
-    return max(found)
+        (mean, variance), (their_mean, theirs) = _layer(values), other[name]
+        found.append(largest_distance(np.stack([mean, their_mean]), np.stack([variance, theirs]), of=theirs))
+    return float(np.max(found))
 
 
 def _rank_local(facts: Mapping[str, Any], replicas: Replicas, judged: Callable[[float], tuple[Status, str]]) -> Finding:
