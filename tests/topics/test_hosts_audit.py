@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from tests.helpers import planted_hosts as planted
 from workbench.errors import UsageError
 from workbench.topics.hosts.watch import HostsWatch, read_facts
-from workbench.topics.hosts.watch_state import State, Watchdog, hash_of, random_state, stack_path, status_path
+from workbench.topics.hosts.watch_state import State, Watchdog, hash_of, random_state, rank_file
 from workbench.topics.hosts.watch_training import StopAfterSteps
 
 WATCHED: list[tuple[Any, str]] = [
@@ -489,7 +489,7 @@ def test_waiting_inside_of_waiting_counts_once_and_where_it_fails_is_where_the_r
 
 
 def stood_still(folder: Path) -> bool:
-    return stack_path(folder, 0).stat().st_size > 0
+    return rank_file(folder, "stack", 0).stat().st_size > 0
 
 
 def test_progress_puts_the_time_out_off_and_standing_still_does_not(tmp_path: Path) -> None:
@@ -505,9 +505,9 @@ def test_progress_puts_the_time_out_off_and_standing_still_does_not(tmp_path: Pa
         until = time.monotonic() + 20 * TIMEOUT_S
         while not stood_still(tmp_path) and time.monotonic() < until:
             time.sleep(0.05)
-        said = json.loads(status_path(tmp_path, 0).read_text())
+        said = json.loads(rank_file(tmp_path, "status", 0).read_text())
         assert (said["step"], said["phase"], said["state"]) == (7, "loading", "running")
     finally:
         dog.close()
-    assert "test_progress_puts_the_time_out_off" in stack_path(tmp_path, 0).read_text()
-    assert json.loads(status_path(tmp_path, 0).read_text())["state"] == "finished"
+    assert "test_progress_puts_the_time_out_off" in rank_file(tmp_path, "stack", 0).read_text()
+    assert json.loads(rank_file(tmp_path, "status", 0).read_text())["state"] == "finished"

@@ -30,7 +30,7 @@ from workbench.errors import ConfigError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.input.loaders import batches_of, closed, timed_loader
 from workbench.topics.input.timed_loop import LOADING, STEP
-from workbench.topics.input.variants import Dropping, compare_storage, null_transform
+from workbench.topics.input.variants import Dropping, compare_storage
 from workbench.workloads.items import content_hash
 
 QUICK: dict[str, Any] = {"seconds": 0.6, "max_workers": 0}
@@ -268,17 +268,11 @@ class Slow(Stream):
             yield float(index), 0
 
 
-def test_each_batch_of_a_stream_is_timed_by_itself_and_transforms_and_features_are_left_out() -> None:
+def test_each_batch_of_a_stream_is_timed_by_itself_and_features_are_left_out() -> None:
     began = time.perf_counter()
     made = [batch.items.wall_s for batch in batches_of(timed_loader(DataLoader(Slow(24), batch_size=4)), timeout_s=20)]
     assert (len(made), min(made) > 0.004, sum(made) < time.perf_counter() - began) == (6, True, True)
     assert Dropping(list, ["meta/file"])([{"x": 1, "meta": {"file": "a", "n": 2}}]) == [{"x": 1, "meta": {"n": 2}}]
-    data: Any = Part()
-    assert null_transform(data) == (None, [])
-    data.transform = torch.nn.Identity()
-    plain, names = null_transform(data)
-    assert (names, plain.transform(7)) == (["transform=Identity"], 7)
-    assert isinstance(data.transform, torch.nn.Identity)
 
 
 def test_a_trace_has_spans_for_loading_and_for_the_step(tmp_path: Path) -> None:

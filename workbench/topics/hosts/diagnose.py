@@ -12,6 +12,7 @@ import numpy as np
 from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding, Status, worst
+from workbench.topics.batch_norm.replicas import SAME, largest_distance
 from workbench.topics.hosts.diagnose_data import data_seed, evaluation, set_epoch, sharding
 from workbench.topics.hosts.diagnose_update import CODES, Ranks, clip, init_seed, named, not_wrapped, straggler
 
@@ -93,9 +94,6 @@ def _nothing_to_judge(facts: Mapping[str, Any], ranks: Ranks) -> str | None:
     return "there is one rank only, and nothing to compare it with" if len(here) < 2 else None
 
 
-_SAME = 1e-6  # standard deviations of a channel up to which statistics are the same: rounding in another order
-
-
 def buffers(ranks: Ranks, *, large_shift: float) -> Finding:
     """Judge whether running statistics were merged before each evaluation and each checkpoint (P7.3)."""
     code, moments = "hosts.buffers", ("evaluation", "checkpoint")
@@ -129,7 +127,7 @@ def buffers(ranks: Ranks, *, large_shift: float) -> Finding:
 
 
 def _shift(ranks: Ranks, step: int, moment: str) -> float | None:
-    """Return how far statistics of two ranks are apart, in standard deviations of the channel; None where they are the same."""
+    """Return how far statistics of two ranks are apart, in standard deviations of the channel; None where they are the same but for rounding."""
     rows = []
     for rank in ranks:
         here = [row for row in rank["buffers"] if row["step"] == step]
@@ -142,12 +140,8 @@ def _shift(ranks: Ranks, step: int, moment: str) -> float | None:
     if any("means" not in row for row in rows):
         return float("nan")
     means, variances = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("means", "variances"))
-    if not (np.isfinite(means).all() and np.isfinite(variances).all()):
-        return float("nan")
-    deviation = np.sqrt(np.maximum(variances.mean(axis=0), 1e-30))
-    ranges = [np.ptp(values, axis=0) / deviation for values in (means, np.sqrt(np.maximum(variances, 0)))]
-    found = float(np.max(ranges, initial=0.0))
-    return found if found > _SAME else None
+    found = largest_distance(means, variances, of=variances.mean(axis=0))
+    return None if found <= SAME else found
 
 
 _NUMBERS = re.compile(r"(\D*)(\d+)")

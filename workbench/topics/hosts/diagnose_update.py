@@ -16,7 +16,6 @@ CODES = Codes({
 })  # fmt: skip
 Row = Mapping[str, Any]
 Ranks = Sequence[Row]  # the facts of every rank
-Key = tuple[int, int]  # step and optimizer of an update
 
 
 def named(ranks: Iterable[int]) -> str:
@@ -38,8 +37,11 @@ def evaluation_passes(rank: Row) -> list[Row]:
 def init_seed(ranks: Ranks) -> Finding:
     """Judge whether all ranks start from the same parameters (P7.5)."""
     code = "hosts.init_seed"
-    key = (0, min((optimizer for step, optimizer in _seen_by_all(ranks, "parameters") if step == 0), default=0))
-    first = {r["rank"]: _update_row(r["parameters"], key) for r in ranks}
+    own = min((optimizer for step, optimizer in _updates(ranks, "parameters") if step == 0), default=0)
+    first = {
+        r["rank"]: next((row for row in r["parameters"] if (row["step"], row["optimizer"]) == (0, own)), None)
+        for r in ranks
+    }
     missing = [rank for rank, row in first.items() if row is None]
     if missing:
         return CODES.not_measured(code, f"no optimizer made an update on {named(missing)}")
@@ -68,7 +70,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
     """Judge whether gradients are averaged over the ranks."""
     alone = [r["rank"] for r in ranks if not r["initialised"]]
     raw, wrapped = ({r["rank"]: r["calls"][kind] for r in ranks} for kind in ("raw", "wrapped"))
-    num_raw, num_wrapped, local = sum(raw.values()), sum(wrapped.values()), _local_gradients(ranks)
+    num_raw, num_wrapped, (local, _) = sum(raw.values()), sum(wrapped.values()), _apart(ranks)
     evidence: dict[str, Any] = {"raw_calls": raw, "wrapped_calls": wrapped, "gradients_differ_at": local}
     say = partial(
         CODES.finding, "hosts.not_wrapped", value=float(num_raw), unit="calls", threshold=0, evidence=evidence
@@ -130,32 +132,31 @@ def clip(ranks: Ranks) -> Finding:
         said = "; ".join(f"rank {rank} {_limits(pairs)}" for rank, pairs in limits.items())
         advice: tuple[str, ...] = ("Give all ranks the same max_grad_norm.",)
         return say("fail", f"Ranks clip to different norms: {said}.", advice=advice)
-    early = next(
-        (k[0] for k in _seen_by_all(ranks) if _differ(ranks, k, "before_clip") and not _differ(ranks, k, "at_step")),
-        None,
-    )
-    if early is not None:
-        said = f"Each rank clips its own gradient before the ranks average theirs (update {early})."
+    seen = _updates(ranks).items()
+    early = [step for (step, _), rows in seen if _differ(rows, "before_clip") and not _differ(rows, "at_step")]
+    if early:
+        said = f"Each rank clips its own gradient before the ranks average theirs (update {early[0]})."
         advice = ("Average first, then clip: the threshold is for the gradient of the whole batch.",)
-        return say("fail", said, step=early, advice=advice)
+        return say("fail", said, step=early[0], advice=advice)
     return say("ok", f"Every rank clips alike: {_limits(limits[clipping[0]])}.")
 
 
 def _clipped_by_hand(ranks: Ranks, say: Any, advice: Sequence[str]) -> Finding:
     """Judge what was seen of gradients where torch's functions clip none: whether they change between backward and update."""
-    apart = _changed_apart(ranks)
-    if apart is not None:
-        said = f"Gradients are the same on all ranks after backward, and differ when update {apart} uses them: some ranks change them in between, as hand-written clipping does."
-        found: Finding = say("fail", said, step=apart, advice=advice, threshold=0.0)
+    _, changed = _apart(ranks)
+    found: Finding
+    if changed:
+        said = f"Gradients are the same on all ranks after backward, and differ when update {changed[0]} uses them: some ranks change them in between, as hand-written clipping does."
+        found = say("fail", said, step=changed[0], advice=advice, threshold=0.0)
         return found
 
-    def hidden(key: Key) -> bool:
+    def hidden(rows: Ranks) -> bool:
         """Tell whether gradients that the script averages itself are changed before that, by what nobody can see."""
-        backward, joining = (_values(ranks, key, name) for name in ("after_backward", "at_joining"))
-        averaged = None not in backward and len(set(backward)) > 1 and _same(ranks, key, "at_step")
-        return averaged and joining != backward
+        backward = [row.get("after_backward") for row in rows]
+        averaged = None not in backward and _differ(rows, "after_backward") and _same(rows, "at_step")
+        return averaged and [row.get("at_joining") for row in rows] != backward
 
-    if not _sharded(ranks) and any(hidden(key) for key in _seen_by_all(ranks)):
+    if not _sharded(ranks) and any(map(hidden, _updates(ranks).values())):
         said = "Not measured: the script changes gradients before it averages them itself. Torch's functions do not clip them; whether hand-written clipping does cannot be seen."
         found = say("not_measured", said)
     else:
@@ -172,7 +173,7 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
     """Judge whether one rank makes the others wait: in how many steps it is busy so much longer than they are in the same step."""
     code = "hosts.straggler"
     busy = {r["rank"]: np.asarray(r["times"]["busy_s"], dtype=np.float64) for r in ranks}
-    if _local_gradients(ranks):
+    if _apart(ranks)[0]:
         return CODES.finding(code, "ok", "No rank waits for another: their gradients are not averaged.")
     steps = min((len(times) for times in busy.values()), default=0)
     if len(busy) < 2 or steps < min_steps:
@@ -216,11 +217,6 @@ def _sharded(ranks: Ranks) -> bool:
     return any(w.get("sharded") for r in ranks for w in (*r["wrappers"], *r["parameters"]))
 
 
-def _update_row(rows: Sequence[Row], key: Key) -> Row | None:
-    """Return what was seen before an update."""
-    return next((row for row in rows if (row["step"], row["optimizer"]) == key), None)
-
-
 def _together(ranks: Ranks) -> float:
     """Return the step from which update k of one rank is not that of the others: with uneven inputs, where the first data end."""
     if len({r["steps"] for r in ranks}) < 2:
@@ -229,11 +225,11 @@ def _together(ranks: Ranks) -> float:
     return max(1, min(*ends, *(r["steps"] for r in ranks))) if ends else 1
 
 
-def _seen_by_all(ranks: Ranks, kind: str = "gradients") -> list[Key]:
-    """Return the updates of which every rank wrote something, in "parameters" or "gradients"."""
+def _updates(ranks: Ranks, kind: str = "gradients") -> dict[tuple[int, int], list[Row]]:
+    """Return what every rank wrote of an update, in "parameters" or "gradients": (step, optimizer) -> a row a rank."""
     last = _together(ranks)
-    keys = [{(row["step"], row["optimizer"]) for row in r[kind] if row["step"] < last} for r in ranks]
-    return sorted(set.intersection(*keys)) if keys else []
+    rows = [{(row["step"], row["optimizer"]): row for row in r[kind] if row["step"] < last} for r in ranks]
+    return {key: [own[key] for own in rows] for key in sorted(set.intersection(*map(set, rows)))}
 
 
 def _clips(ranks: Ranks) -> dict[int, list[Row]]:
@@ -244,38 +240,30 @@ def _clips(ranks: Ranks) -> dict[int, list[Row]]:
     }
 
 
-def _values(ranks: Ranks, key: Key, field: str, kind: str = "gradients") -> list[str | None]:
-    """Return a field of an update's gradient, or of its parameters, by rank; None where it was not seen."""
-    return [row.get(field) for r in ranks if (row := _update_row(r[kind], key)) is not None]
+def _differ(rows: Sequence[Row], *fields: str) -> bool:
+    """Tell whether ranks wrote different values, in each of these fields."""
+    return all(len({row.get(field) for row in rows}) > 1 for field in fields)
 
 
-def _same(ranks: Ranks, key: Key, field: str) -> bool:
-    values = _values(ranks, key, field)
-    return None not in values and len(set(values)) == 1
+def _same(rows: Sequence[Row], field: str) -> bool:
+    return not _differ(rows, field) and rows[0].get(field) is not None
 
 
-def _differ(ranks: Ranks, key: Key, *fields: str) -> bool:
-    return all(len(set(_values(ranks, key, field))) > 1 for field in fields)
-
-
-def _local_gradients(ranks: Ranks) -> list[int]:
-    """Return the updates whose gradients differ between ranks, before any clipping and after it."""
-    keys = [k for k in _seen_by_all(ranks) if _differ(ranks, k, "before_clip", "at_step")]
-    return [k[0] for k in keys if not _same(ranks, k, "after_backward")]
-
-
-def _changed_apart(ranks: Ranks) -> int | None:
-    """Return the first update whose gradient was the same after backward and differs when it is used, and not by torch's clipping."""
-    keys = [k for k in _seen_by_all(ranks) if _differ(ranks, k, "before_clip", "at_step")]
-    return next((k[0] for k in keys if _same(ranks, k, "after_backward")), None)
+def _apart(ranks: Ranks) -> tuple[list[int], list[int]]:
+    """Return the updates whose gradients differ between ranks, before torch's clipping and after it: from backward on, and only later."""
+    differ = [(step, rows) for (step, _), rows in _updates(ranks).items() if _differ(rows, "before_clip", "at_step")]
+    found: dict[bool, list[int]] = {False: [], True: []}
+    for step, rows in differ:
+        found[_same(rows, "after_backward")].append(step)
+    return found[False], found[True]
 
 
 def _drift(ranks: Ranks) -> int | None:
     """Return the first update before which parameters differ for no reason that has a code of its own."""
     clips = _clips(ranks).values()
     counts, limits = {len(found) for found in clips}, {str(sorted({str(c["limit"]) for c in found})) for found in clips}
-    if len(counts) > 1 or len(limits) > 1 or _changed_apart(ranks) is not None:
+    if len(counts) > 1 or len(limits) > 1 or _apart(ranks)[1]:
         return None
-    keys = _seen_by_all(ranks, "parameters")
-    first = next((k[0] for k in keys if len(set(_values(ranks, k, "hash", "parameters"))) > 1), 0)
+    parameters = _updates(ranks, "parameters").items()
+    first = next((step for (step, _), rows in parameters if _differ(rows, "hash")), 0)
     return first if first > 0 else None

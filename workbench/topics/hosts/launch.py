@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from workbench.checks import check_integer
 from workbench.errors import ClusterError, UsageError
-from workbench.topics.hosts.run_rank import error_path, failures_path
-from workbench.topics.hosts.watch_state import stack_path, status_path
+from workbench.topics.hosts.run_rank import FAILURES
+from workbench.topics.hosts.watch_state import rank_file
 
 POLL_S = 0.1
 END_S = 40.0  # torchrun gives its processes 30 s to end before it kills them
@@ -119,7 +119,7 @@ def _wait(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> bool:
     while job.poll() is None:
         time.sleep(POLL_S)
         left = [rank for rank in range(hosts) if _status(folder, rank)["state"] != "finished"]
-        stacks = [stack_path(folder, rank) for rank in left]
+        stacks = [rank_file(folder, "stack", rank) for rank in left]
         if left and all(path.exists() and path.stat().st_size > 0 for path in stacks):
             time.sleep(POLL_S)  # for the rest of the stack to be written
             return True
@@ -128,7 +128,7 @@ def _wait(job: subprocess.Popen[bytes], folder: Path, hosts: int) -> bool:
 
 def _status(folder: Path, rank: int) -> dict[str, Any]:
     unknown = {"rank": rank, "state": "not started", "step": 0, "phase": "not started"}
-    return dict(_json(status_path(folder, rank), unknown))
+    return dict(_json(rank_file(folder, "status", rank), unknown))
 
 
 def _json(path: Path, otherwise: Any) -> Any:
@@ -172,7 +172,7 @@ def _said_of_hang(folder: Path, hosts: int, timeout_s: float, what: str) -> str:
     guilty = [s for s in held if int(s["step"]) == min(int(s["step"]) for s in held)]
     lines = []
     for status in guilty:
-        where = _shown(_own_frames(stack_path(folder, int(status["rank"])).read_text(encoding="utf-8")))
+        where = _shown(_own_frames(rank_file(folder, "stack", int(status["rank"])).read_text(encoding="utf-8")))
         lines.append(f"rank {status['rank']} stands still (update {status['step']}, {status['phase']}) at {where}")
     waiting = [f"rank {s['rank']} is {s['phase']}" for s in left if s not in guilty]
     finished = [str(s["rank"]) for s in states if s["state"] == "finished"]
@@ -186,9 +186,9 @@ def _said_of_hang(folder: Path, hosts: int, timeout_s: float, what: str) -> str:
 
 
 def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
-    errors = [error for rank in range(hosts) if (error := _json(error_path(folder, rank), None))]
+    errors = [error for rank in range(hosts) if (error := _json(rank_file(folder, "error", rank), None))]
     failed = {int(error["rank"]) for error in errors}
-    for rank, number in _json(failures_path(folder), []):  # what torchrun's own error says of each rank
+    for rank, number in _json(folder / FAILURES, []):  # what torchrun's own error says of each rank
         if number < 0 and rank not in failed and -number != signal.SIGTERM:  # which is torchrun's own
             name = signal.Signals(-number).name if -number in set(signal.Signals) else str(-number)
             return (
@@ -203,7 +203,7 @@ def _said_of_death(folder: Path, hosts: int, code: int, what: str) -> str:
     others = f"rank {', '.join(ended)} had come to its end before" if ended else "the other ranks were ended"
     return (
         f"{what}: rank {first['rank']} died at update {first['step']} ({first['phase']}) with {first['kind']}: "
-        f"{first['text'].strip()[:400]}, at {_shown(first['frames'][::-1])}; {others}. The traceback: {error_path(folder, first['rank'])}."
+        f"{first['text'].strip()[:400]}, at {_shown(first['frames'][::-1])}; {others}. The traceback: {rank_file(folder, 'error', first['rank'])}."
     )
 
 

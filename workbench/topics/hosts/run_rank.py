@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from workbench.topics.hosts.watch import HostsWatch
 
 LOOPBACK = "127.0.0.1"
+FAILURES = "failures.json"  # in which torchrun says how ranks ended: [[rank, exit code], ...], a signal below 0
 
 
 class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined, misc]
@@ -45,16 +46,6 @@ class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined, misc]
         super().__init__(host_name, port, world_size, is_master, timeout, **kwargs)
 
 
-def error_path(folder: Path, rank: int) -> Path:
-    """Return the file in which a rank says what ended it."""
-    return folder / f"error-{rank}.json"
-
-
-def failures_path(folder: Path) -> Path:
-    """Return the file in which torchrun says how ranks ended: [[rank, exit code], ...], a signal below 0."""
-    return folder / "failures.json"
-
-
 def torchrun(folder: str, *words: str) -> None:
     """Run torchrun with these arguments, its store on the loopback interface, and write down how ranks failed."""
     from torch.distributed import run
@@ -67,7 +58,7 @@ def torchrun(folder: str, *words: str) -> None:
         run.main(list(words))
     except ChildFailedError as error:
         rows = [[rank, failure.exitcode] for rank, failure in error.failures.items()]
-        failures_path(Path(folder)).write_text(json.dumps(rows), encoding="utf-8")
+        Path(folder, FAILURES).write_text(json.dumps(rows), encoding="utf-8")
         raise
 
 
@@ -94,13 +85,15 @@ def script(folder: str, timeout_s: str, steps: str, target: str, *rest: str) -> 
 
 
 def _write_error(watch: HostsWatch, error: BaseException) -> None:
+    from workbench.topics.hosts.watch_state import rank_file
+
     state, frames = watch.state, traceback.extract_tb(error.__traceback__)
     row = {
         "rank": state.rank, "time": time.time(), "step": state.step, "phase": state.phase, "kind": type(error).__name__, "text": str(error),
         "frames": [[f.filename, f.lineno, f.name] for f in frames if "runpy" not in f.filename and __file__ != f.filename],
         "traceback": "".join(traceback.format_exception(error)),
     }  # fmt: skip
-    error_path(state.folder, state.rank).write_text(json.dumps(row), encoding="utf-8")
+    rank_file(state.folder, "error", state.rank).write_text(json.dumps(row), encoding="utf-8")
 
 
 def rehearsal(path: str) -> None:

@@ -23,7 +23,8 @@ from workbench.record.write import StudyWriter
 from workbench.studies.session import at_length
 from workbench.topics.hosts.diagnose import diagnose_hosts, host_areas
 from workbench.topics.hosts.launch import check_hosts, cores, launch
-from workbench.topics.hosts.watch import HostsWatch, facts_path, read_facts
+from workbench.topics.hosts.watch import HostsWatch, read_facts
+from workbench.topics.hosts.watch_state import rank_file
 from workbench.train.distributed.data_parallel import check_shares
 from workbench.train.distributed.process_group import HostGroup
 from workbench.workloads.base import Workload
@@ -168,8 +169,8 @@ def _at_the_end(watch: HostsWatch, wait_s: float, report: bool) -> None:
     state = watch.state
     if not report or state.rank or not state.here:
         return
-    until = time.monotonic() + wait_s
-    while time.monotonic() < until and not all(facts_path(state.folder, rank).exists() for rank in range(state.world)):
+    until, files = time.monotonic() + wait_s, [rank_file(state.folder, "rank", rank) for rank in range(state.world)]
+    while time.monotonic() < until and not all(file.exists() for file in files):
         time.sleep(0.05)
     diagnosis = diagnose_hosts(read_hosts(state.folder))
     write_json(state.folder / "diagnosis.json", diagnosis.to_dict())

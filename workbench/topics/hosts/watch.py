@@ -25,7 +25,7 @@ from workbench.errors import UsageError
 from workbench.record.folder import write_atomic
 from workbench.record.json_values import to_json
 from workbench.topics.hosts.watch_data import DrawWatch, LoaderWatch
-from workbench.topics.hosts.watch_state import Patches, State, Watchdog, hash_of, looked_at
+from workbench.topics.hosts.watch_state import Patches, State, Watchdog, hash_of, looked_at, rank_file
 from workbench.topics.hosts.watch_training import BufferWatch, ModelWatch, UpdateWatch
 from workbench.workloads.items import in_its_own_order
 
@@ -43,11 +43,6 @@ _OWN = re.compile(r"\.?(rank|status|stack|error|draws)-\d")
 MAX_FILES = 2000
 _LISTENING: list[FileWatch] = []
 """Python cannot take an audit hook off again, so there is one for good, and watches come and go."""
-
-
-def facts_path(folder: Path, rank: int) -> Path:
-    """Return the file with the facts of a rank."""
-    return folder / f"rank-{rank}.json"
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -70,7 +65,7 @@ class HostsWatch:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.state = state = State(folder.resolve())
-        facts_path(state.folder, state.rank).unlink(missing_ok=True)
+        rank_file(state.folder, "rank", state.rank).unlink(missing_ok=True)
         self._patches = patches = Patches()
         models, buffers, loaders = ModelWatch(state, patches), BufferWatch(state), LoaderWatch(state, patches)
         updates = UpdateWatch(state, patches, models, stop_after)
@@ -93,7 +88,7 @@ class HostsWatch:
     def close(self, *, error: BaseException | None = None) -> Path:
         """Stop observing, and return the file with what was seen, and the `error` that ended it; a second call does nothing."""
         state = self.state
-        path = facts_path(state.folder, state.rank)
+        path = rank_file(state.folder, "rank", state.rank)
         if not self._open or not state.here:
             return path
         self._open = False

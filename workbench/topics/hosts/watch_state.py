@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.workers import digest
+from workbench.workloads.items import leaves
 
 BEAT_S = 0.25
 MAX_ELEMENTS = 65_536
@@ -171,20 +172,15 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def row_hashes(batch: Any, *, most: int) -> list[str]:
     """Return a hash of each example of a batch, of its largest array; none where a batch has no array with rows."""
-    rows = max(_arrays(batch), key=lambda a: a.numel(), default=None)
+    parts = [leaf for _, leaf in leaves(batch)]
+    arrays = [
+        torch.from_numpy(np.ascontiguousarray(p)) for p in parts if isinstance(p, np.ndarray) and p.dtype.kind in "biuf"
+    ]
+    rows = max([*(p for p in parts if isinstance(p, Tensor)), *arrays], key=Tensor.numel, default=None)
     if rows is None or rows.ndim == 0 or rows.numel() == 0:
         return []
     kept = rows[:most].detach().cpu().reshape(min(most, len(rows)), -1).contiguous().view(torch.uint8).numpy()
     return [f"{zlib.crc32(row.tobytes()):08x}" for row in kept]
-
-
-def _arrays(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
-        return [torch.from_numpy(np.ascontiguousarray(batch))]
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return [array for part in parts for array in _arrays(part)]
 
 
 def random_state() -> dict[str, int]:
@@ -193,14 +189,9 @@ def random_state() -> dict[str, int]:
     return {name: digest(state) for name, state in states.items()}
 
 
-def status_path(folder: Path, rank: int) -> Path:
-    """Return the file in which a rank says where it stands."""
-    return folder / f"status-{rank}.json"
-
-
-def stack_path(folder: Path, rank: int) -> Path:
-    """Return the file that holds the stacks of a rank that stood still."""
-    return folder / f"stack-{rank}.txt"
+def rank_file(folder: Path, kind: str, rank: int) -> Path:
+    """Return a file of one rank: "rank", its facts; "status", where it is; "stack", where it stood still; "error", what ended it."""
+    return folder / f"{kind}-{rank}.{'txt' if kind == 'stack' else 'json'}"
 
 
 class Watchdog:
@@ -208,8 +199,8 @@ class Watchdog:
 
     def __init__(self, state: State, timeout_s: float) -> None:
         self._state, self._timeout_s = state, timeout_s
-        self._path = status_path(state.folder, state.rank)
-        self._stacks = stack_path(state.folder, state.rank).open("w", encoding="utf-8")
+        self._path = rank_file(state.folder, "status", state.rank)
+        self._stacks = rank_file(state.folder, "stack", state.rank).open("w", encoding="utf-8")
         self._end = threading.Event()
         self._row = {"rank": state.rank, "pid": os.getpid()}
         self._write("running")

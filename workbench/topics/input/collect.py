@@ -20,13 +20,12 @@ from workbench.topics.data.order import probe_workers, untouched
 from workbench.topics.input.bound import find_cause
 from workbench.topics.input.loaders import Spent, closed, is_stream, reads_all, torch_loader
 from workbench.topics.input.throughput import Pipeline, loop_period
-from workbench.topics.input.timed_loop import Device, Loop, Step, as_round, fetch_parts, run_cached, run_loop
+from workbench.topics.input.timed_loop import Loop, Step, Wait, as_round, at_once, fetch_parts, run_cached, run_loop
 from workbench.topics.input.variants import (
     cached_items,
     drain,
     draws_alike,
     items_repeat,
-    null_transform,
     spec_loader,
     stream_epochs,
 )  # fmt: skip
@@ -66,7 +65,7 @@ class Stepping:
 
     kind: str  # "none", "seconds", "function" or "workload"
     step: Step | None  # called with every batch; None does nothing
-    device: Device  # that it runs on
+    wait: Wait  # returns when the device has done all its work; `at_once` where the host does not run ahead of it
     read: Step | None = None  # reads a batch, where that is not the step itself; called with what `prepare` returns
     prepare: Step | None = None  # done to a batch before it is read
 
@@ -121,7 +120,7 @@ class _Audit:
         # the processors that this process may use
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.facts: dict[str, Any] = {
-            "step": stepping.kind, "ahead": stepping.device.ahead, "loader": _described(loader, own), "cores": cores,
+            "step": stepping.kind, "ahead": stepping.wait is not at_once, "loader": _described(loader, own), "cores": cores,
             "variants": [], "syncs": None, "reads": None,
         }  # fmt: skip
 
@@ -178,15 +177,15 @@ class _Audit:
         return self.loader if self.own is None else spec_loader(self.own, {})
 
     def _loop(self, loader: Any, *, keep: list[Any] | None = None) -> Loop:
-        return run_loop(loader, self.stepping.step, self.stepping.device, keep=keep, **self.budget.slice)
+        return run_loop(loader, self.stepping.step, self.stepping.wait, keep=keep, **self.budget.slice)
 
     def _round(self, loop: Loop) -> dict[str, Any]:
         """Return what a loop showed, beside the same step on batches that are there already."""
-        step, device, spent = self.stepping.step, self.stepping.device, Spent(0.0, 0.0, 0.0)
+        step, spent = self.stepping.step, Spent(0.0, 0.0, 0.0)
         if step is not None:
-            spent = run_cached(self.kept, step, device, seconds=self.budget.slice["seconds"])
+            spent = run_cached(self.kept, step, self.stepping.wait, seconds=self.budget.slice["seconds"])
         cached = {"cached_s": spent.wall_s, "cached_cpu_s": spent.cpu_s, "cached_queued_s": spent.queued_s}
-        return as_round(loop, ahead=device.ahead) | cached
+        return as_round(loop, ahead=self.facts["ahead"]) | cached
 
     def _workers(self, loader: DataLoader[Any]) -> None:
         """What worker processes change besides speed: their random draws, unless asking takes too long, and a stream's examples."""
@@ -207,10 +206,6 @@ class _Audit:
         self._drain(loader, {"change": "as_is", "value": workers, "workers": workers})
         if workers:
             self._drain(loader, {"change": "in_process", "value": 0, "workers": 0})
-        plain, names = null_transform(loader.dataset)
-        self.facts["loader"]["transforms"] = names
-        if names:
-            self._drain(loader, {"change": "null_transform", "value": names, "workers": 0}, plain)
         # more and more workers, until that gains nothing, or loading is twice as fast as the step
         compute, best, tried, enough = Pipeline(self.facts).now.compute_s, math.inf, 1, False
         while tried <= self.budget.max_workers and not enough:
@@ -247,7 +242,7 @@ class _Audit:
                 if variant is not None:
                     rows.append(drain(loader, variant, data, **self.budget.slice)[0])
                 with stale_fetches() if change == "no_sync" else contextlib.nullcontext():
-                    after.append(as_round(self._loop(other), ahead=self.stepping.device.ahead))
+                    after.append(as_round(self._loop(other), ahead=self.facts["ahead"]))
         timed = ("batch_s", "handoff_s", "cpu_s", "items_s", "collate_s") if rows else ()
         medians = {name: float(np.median([r[name] for r in rows])) for name in timed}
         batches, alone, then = self.facts["loader"]["batches"], _each_alone(before), _each_alone(after)

@@ -109,12 +109,6 @@ class _Passing:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._inner, name, value)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
 
 class _TimedDataset(_Passing, Dataset[Any]):
     """A map-style dataset that says when fetching a batch began; an item that raises is named."""

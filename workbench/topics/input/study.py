@@ -29,7 +29,7 @@ from workbench.studies.session import Session
 from workbench.topics.input.collect import Budget, Stepping, collect_input
 from workbench.topics.input.diagnose import diagnose_input_pipeline
 from workbench.topics.input.figures import plot_input_pipeline, plot_input_workers
-from workbench.topics.input.timed_loop import Device, write_trace
+from workbench.topics.input.timed_loop import Wait, at_once, write_trace
 from workbench.train.batches import to_device, train_batches
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
@@ -92,9 +92,7 @@ def audit_input(
     stepping = _stepping(step, synchronize)
     facts = {"input_pipeline": collect_input(loader, stepping, budget)}
     if trace is not None:
-        facts["input_pipeline"]["trace"] = write_trace(
-            loader, stepping.step, stepping.device, trace, timeout_s=timeout_s
-        )
+        facts["input_pipeline"]["trace"] = write_trace(loader, stepping.step, stepping.wait, trace, timeout_s=timeout_s)
     return Audit(facts=facts, workload=name or type(getattr(loader, "dataset", loader)).__name__)
 
 
@@ -114,23 +112,19 @@ class _Generated:
         return self.function()
 
 
-def _device(synchronize: Callable[[], object] | None = None) -> Device:
-    """Return how to wait for what steps run on: the function given, CUDA where it is in use, else nothing to wait for."""
-    if synchronize is not None:
-        return Device(wait=synchronize, ahead=True)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return Device(wait=torch.cuda.synchronize, ahead=True)
-    return Device()
+def _wait_for_device() -> Wait:
+    on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.synchronize if on_cuda else at_once
 
 
 def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
-    device = _device(synchronize)
+    wait = synchronize or _wait_for_device()
     if step is None:
-        return Stepping(kind="none", step=None, device=device)
+        return Stepping(kind="none", step=None, wait=wait)
     if isinstance(step, (int, float)) and not isinstance(step, bool):
         if not 0 <= step < math.inf:
             raise ConfigError(f"step={step!r} must be finite seconds of at least 0, or a function of a batch.")
-        return Stepping(kind="seconds", step=lambda _: time.sleep(float(step)), device=device)
+        return Stepping(kind="seconds", step=lambda _: time.sleep(float(step)), wait=wait)
     if not callable(step):
         raise UsageError(f"step must be a function of one batch, seconds, or None, not {type(step).__name__}.")
 
@@ -149,7 +143,7 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
                 f"your step raised {type(error).__name__}{place} on a batch that is {_kind(batch)}: {short}"
             ) from error
 
-    return Stepping(kind="function", step=told, device=device)
+    return Stepping(kind="function", step=told, wait=wait)
 
 
 def _kind(batch: Any) -> str:
@@ -204,7 +198,7 @@ class InputPipelineStudy(Study):
             file = session.writer.record.path / "trace.json"
             with isolated_rng():
                 loader, stepping = _as_trained(*made)
-                traced = write_trace(loader, stepping.step, stepping.device, file, timeout_s=self.timeout_s)
+                traced = write_trace(loader, stepping.step, stepping.wait, file, timeout_s=self.timeout_s)
             facts["trace"] = {**traced, "path": "trace.json"}
         session.facts(input_pipeline=facts)
 
@@ -254,7 +248,7 @@ def _as_trained(workload: Workload, config: TrainConfig, device: torch.device) -
             for metric in workload.metrics.values():
                 metric(outputs, batch)
 
-    return loader, Stepping(kind="workload", step=step, device=_device(), read=read, prepare=prepare)
+    return loader, Stepping(kind="workload", step=step, wait=_wait_for_device(), read=read, prepare=prepare)
 
 
 def examine_input(

@@ -128,7 +128,7 @@ class Pipeline:
         for row in self.facts.get("variants", ()):
             change, value = row["change"], row["value"]
             more = change == "workers"
-            if change in ("as_is", "null_transform") or (more and value <= self.workers):
+            if change == "as_is" or (more and value <= self.workers):
                 continue
             if (more and value > 1 and not self.shares_out) or (change == "cache" and not self.storable):
                 continue  # workers would repeat each other's examples, or nobody knows whether they would

@@ -30,18 +30,15 @@ from workbench.train.rng import isolated_rng
 from workbench.workloads.items import fresh_containers
 
 Step = Callable[[Any], Any]
+Wait = Callable[[], object]
 _CATCH_UP = 16  # steps after which a device that lags behind is waited for (rule of thumb)
 _KEPT = 4  # batches that are kept: large ones would fill the memory
 LEAST, MOST = 4, 400  # batches of a round
 LOADING, STEP = "data loading", "training step"  # names of the spans of a trace
 
 
-@dataclass(frozen=True)
-class Device:
-    """The device that steps run on: `wait` returns when all its work is done, and the host runs `ahead` of it."""
-
-    wait: Callable[[], object] = lambda: None
-    ahead: bool = False
+def at_once() -> None:
+    """Wait for a device that the host does not run ahead of: each step has done its work when it returns."""
 
 
 @dataclass
@@ -64,18 +61,18 @@ class Loop:
 
 
 def run_loop(
-    loader: Any, step: Step | None = None, device: Device = Device(), *, seconds: float, timeout_s: float, least: int = LEAST,
+    loader: Any, step: Step | None = None, wait: Wait = at_once, *, seconds: float, timeout_s: float, least: int = LEAST,
     most: int = MOST, epochs: int | None = None, keep: list[Any] | None = None,
 ) -> Loop:  # fmt: skip
     """Iterate over a loader, epoch after epoch, and time it; worker processes are gone afterwards unless they persist."""
     found = Loop()
 
     def ended() -> Loop:  # called while the loader is open: what its workers take to stop is none of the loop's time
-        device.wait()
+        wait()
         found.total_s = time.perf_counter() - began
         return found
 
-    device.wait()
+    wait()
     began = before = time.perf_counter()
     queued = queued_s()
     while True:
@@ -96,8 +93,8 @@ def run_loop(
             found.step_s.append(done - came)
             found.step_queued_s.append(min(queued_s() - then, done - came))
             found.first.append(taken == 0)
-            if device.ahead and len(found) % _CATCH_UP == 0:
-                device.wait()  # or the host would hand over more work than the time allows
+            if len(found) % _CATCH_UP == 0:
+                wait()  # or the host would hand over more work than the time allows
             before, queued = time.perf_counter(), queued_s()
             taken += 1
             examples += len(found.indices[-1]) if found.indices else 1
@@ -108,17 +105,17 @@ def run_loop(
             return ended()
 
 
-def run_cached(batches: Sequence[Any], step: Step, device: Device, *, seconds: float) -> Spent:
+def run_cached(batches: Sequence[Any], step: Step, wait: Wait, *, seconds: float) -> Spent:
     """Return the mean time of a step on batches that are there already: what is left when loading costs nothing."""
-    device.wait()
+    wait()
     began, count = now(), 0
     for count in range(1, MOST + 1):
         step(fresh_containers(batches[(count - 1) % len(batches)]))  # a step may take parts out of its batch
-        if device.ahead and count % _CATCH_UP == 0:
-            device.wait()
+        if count % _CATCH_UP == 0:
+            wait()
         if count >= LEAST and time.perf_counter() - began.wall_s >= seconds:
             break
-    device.wait()
+    wait()
     return Spent(*(part / count for part in now().since(began)))
 
 
@@ -156,7 +153,7 @@ def fetch_parts(fetched: Sequence[tuple[Spent, Spent]]) -> dict[str, float] | No
 
 
 def write_trace(
-    loader: Any, step: Step | None, device: Device, path: str | Path, *, timeout_s: float, steps: int = 20
+    loader: Any, step: Step | None, wait: Wait, path: str | Path, *, timeout_s: float, steps: int = 20
 ) -> dict[str, Any]:
     """Write a trace of at most `steps` steps that https://ui.perfetto.dev opens, and return "path" and "steps"."""
     file = Path(path)
@@ -182,6 +179,6 @@ def write_trace(
                 if step is not None:
                     step(batch.data if isinstance(batch, TimedBatch) else batch)
             done += 1
-        device.wait()
+        wait()
     profiler.export_chrome_trace(str(file))
     return {"path": str(file), "steps": done}

@@ -1,6 +1,5 @@
 """Loaders with one thing changed, drained without a step: what each is worth (P1.5 to P1.9); and plain against compressed files (P1.3)."""
 
-import copy
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from workbench.workloads.items import content_hash, example_hashes, item_arrays,
 
 SHARD_EXAMPLES, READINGS = 256, 5
 """Examples of a file, and readings of each format, of which the median is taken (rule of thumb)."""
-_TRANSFORMS = ("transform", "transforms", "target_transform")
 
 
 def drain(
@@ -136,19 +134,6 @@ def draws_alike(loader: DataLoader[Any], *, most: int = 64) -> bool:
             source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
             drawn.append([list(d) if isinstance(d, (list, tuple)) else d for d in itertools.islice(source, most)])
     return len(drawn[0]) == len(drawn[1]) and all(bool(np.all(a == b)) for a, b in zip(*drawn, strict=True))
-
-
-def null_transform(data: Any) -> tuple[Any, list[str]]:
-    """Return a shallow copy of a dataset whose transforms do nothing, and their names; (None, []) where it has none."""
-    names = [name for name in _TRANSFORMS if callable(getattr(data, name, None))]
-    plain = copy.copy(data) if names else None
-    for name in names:
-        setattr(plain, name, _unchanged)
-    return plain, [f"{name}={type(getattr(data, name)).__name__}" for name in names]
-
-
-def _unchanged(*values: Any) -> Any:
-    return values[0] if len(values) == 1 else values
 
 
 def stream_epochs(loader: DataLoader[Any], *, seconds: float, timeout_s: float) -> dict[str, Any] | None:
