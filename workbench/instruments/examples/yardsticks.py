@@ -200,10 +200,14 @@ def _shifted(sticks: list[Floats], stored: Floats, places: NDArray[np.int64], cl
 def _carried(predicted: Floats, targets: Floats, classes: Floats | None) -> dict[str, float]:
     if classes is None:
         return {"score": float(_correlations(predicted, targets).mean())}
-    labels, said = targets[:, 0], predicted.argmax(1)
-    table = np.array([[((said == k) & (labels == c)).sum() for c in np.unique(labels)] for k in range(len(classes))])
-    matched = optimize.linear_sum_assignment(-table)
-    return {"score": float((classes[said] == labels).mean()), "renumbered": float(table[matched].sum() / len(labels))}
+    labels, said = targets[:, 0], classes[predicted.argmax(1)]
+    return {"score": float((said == labels).mean()), "renumbered": renumbered_accuracy(said, labels)}
+
+
+def renumbered_accuracy(said: NDArray[Any], true: NDArray[Any]) -> float:
+    """Return the accuracy of predictions whose classes are matched anew with those of the targets."""
+    table = stats.contingency.crosstab(said, true).count
+    return float(table[optimize.linear_sum_assignment(table, maximize=True)].sum() / len(true))
 
 
 def input_shift(train: Sample, other: Sample) -> dict[str, Any]:

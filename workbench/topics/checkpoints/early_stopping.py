@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,15 +14,6 @@ from workbench.curves.trial_curves import RecordLike
 
 Floats = NDArray[np.float64]
 COLUMNS = ["rule", "source", "runs", "stopped", "steps_saved", "lost", "lost_frac", "worst_lost_frac", "test_lost"]
-
-
-class StoppingRule(NamedTuple):
-    """When a run that is watched would be stopped."""
-
-    name: str
-    source: str
-    stop: Callable[[Floats], int | None]
-    """Costs in order (smaller is better, NaN allowed) -> place of the evaluation that it stops at, None for never."""
 
 
 def _patience(costs: Floats, *, evaluations: int, min_delta_frac: float = 0.0) -> int | None:
@@ -54,24 +45,24 @@ def _successive_rises(costs: Floats, *, rises: int) -> int | None:
 
 def _twice_as_long(costs: Floats, *, start: int) -> int | None:
     """Stop when twice as many evaluations have gone by as until the best, and at least `start`."""
-    at, best = 0, math.inf
-    for place, cost in enumerate(costs):
-        if cost < best:
-            best, at = float(cost), place
-        elif place >= max(start, 2 * at):
-            return place
-    return None
+    places, lowest = np.arange(costs.size), np.minimum.accumulate(np.where(np.isfinite(costs), costs, np.inf))
+    best = np.maximum.accumulate(np.where(costs < np.append(np.inf, lowest[:-1]), places, 0))
+    late = np.flatnonzero((places > best) & (places >= np.maximum(start, 2 * best)))
+    return int(late[0]) if late.size else None
 
 
-RULES: tuple[StoppingRule, ...] = (
-    *(StoppingRule(f"patience {n}", "rule of thumb", partial(_patience, evaluations=n)) for n in (1, 3, 10)),
-    StoppingRule("patience 3, by 1 %", "rule of thumb", partial(_patience, evaluations=3, min_delta_frac=0.01)),
-    StoppingRule("GL 2", "Prechelt 1998", partial(_generalisation_loss, percent=2.0)),
-    StoppingRule("GL 5", "Prechelt 1998", partial(_generalisation_loss, percent=5.0)),
-    StoppingRule("UP 3", "Prechelt 1998", partial(_successive_rises, rises=3)),
-    StoppingRule("twice as long", "after Bengio 2012, arXiv:1206.5533", partial(_twice_as_long, start=5)),
+RULES: tuple[tuple[str, str, Callable[[Floats], int | None]], ...] = (
+    *((f"patience {n}", "rule of thumb", partial(_patience, evaluations=n)) for n in (1, 3, 10)),
+    ("patience 3, by 1 %", "rule of thumb", partial(_patience, evaluations=3, min_delta_frac=0.01)),
+    ("GL 2", "Prechelt 1998", partial(_generalisation_loss, percent=2.0)),
+    ("GL 5", "Prechelt 1998", partial(_generalisation_loss, percent=5.0)),
+    ("UP 3", "Prechelt 1998", partial(_successive_rises, rises=3)),
+    ("twice as long", "after Bengio 2012, arXiv:1206.5533", partial(_twice_as_long, start=5)),
 )
-"""GL and UP with every evaluation as the end of a strip; patience counts evaluations."""
+"""Name, source, and costs in order (smaller is better, NaN allowed) -> place of the evaluation that it stops at, None for never.
+
+GL and UP with every evaluation as the end of a strip; patience counts evaluations.
+"""
 
 
 def early_stopping(record: RecordLike) -> pd.DataFrame:
@@ -90,32 +81,24 @@ def early_stopping(record: RecordLike) -> pd.DataFrame:
 
 def replay_rules(runs: Sequence[SelectedRun]) -> list[dict[str, Any]]:
     """Return the rows of `early_stopping` for these runs; none where none can be judged."""
-    judged = [run for run in runs if run.judged]
-    return [_replay_rule(rule, judged) for rule in RULES] if judged else []
+    judged, rows = [run for run in runs if run.judged], []
+    for name, source, stop in RULES if judged else ():
+        saves, losses, shares, tested = np.array([_replay(run, stop(run.costs)) for run in judged]).T
+        rows.append({
+            "rule": name, "source": source, "runs": len(judged), "stopped": int((saves > 0).sum()),
+            "steps_saved": float(saves.mean()), "lost": float(losses.mean()), "lost_frac": float(shares.mean()),
+            "worst_lost_frac": float(shares.max()), "test_lost": float(tested.mean()),
+        })  # fmt: skip
+    return rows
 
 
-def _replay_rule(rule: StoppingRule, runs: Sequence[SelectedRun]) -> dict[str, Any]:
-    replayed = []
-    for run in runs:
-        kept, saved, share = _replay(run, rule.stop(run.costs))
-        lost = [math.inf, math.nan]
-        if kept is not None:
-            lost = [float(costs[kept] - costs[run.best]) for costs in (run.costs, run.test_costs)]
-        replayed.append([saved, share, *lost])
-    saves, shares, losses, tested = np.array(replayed).T
-    return {
-        "rule": rule.name, "source": rule.source, "runs": len(runs), "stopped": int((saves > 0).sum()),
-        "steps_saved": float(saves.mean()), "lost": float(losses.mean()), "lost_frac": float(shares.mean()),
-        "worst_lost_frac": float(shares.max()), "test_lost": float(tested.mean()),
-    }  # fmt: skip
-
-
-def _replay(run: SelectedRun, stop: int | None) -> tuple[int | None, float, float]:
-    """Return the evaluation that is kept, the share of steps saved, and what is lost over what was learned."""
+def _replay(run: SelectedRun, stop: int | None) -> tuple[float, float, float, float]:
+    """Return the share of steps saved by stopping at an evaluation, and what is lost: as it is, over what was learned, and on the test split."""
     end = run.costs.size - 1 if stop is None else stop
     saved = 0.0 if stop is None else float(1.0 - run.steps[end] / run.total_steps)
     seen = np.where(np.isfinite(run.costs), run.costs, np.inf)[: end + 1]
     kept = int(seen.argmin())
     if math.isinf(seen[kept]):
-        return None, saved, math.inf
-    return kept, saved, float(run.costs[kept] - run.costs[run.best]) / run.learned if run.learned > 0 else 0.0
+        return saved, math.inf, math.inf, math.nan
+    lost, tested = (float(costs[kept] - costs[run.best]) for costs in (run.costs, run.test_costs))
+    return saved, lost, lost / run.learned if run.learned > 0 else 0.0, tested

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import optimize
 from torch import Tensor
 from torch.utils.data import Subset
 
+from workbench.instruments.examples.yardsticks import renumbered_accuracy
 from workbench.record.roles import Role
 from workbench.studies.session import Session
 from workbench.train.checkpoint import latest_checkpoint, load_model
@@ -23,6 +23,7 @@ from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import CrossEntropy, SquaredError, label_of, prediction_of
 
 EXAMPLES = 1000  # of either split, at most: an accuracy is then known to 1.6 % (rule of thumb)
+MANY_CLASSES = 1000  # beyond which they are not matched anew: a table of them takes too long
 LAST_STEPS = 0.1  # share of the run whose training losses are what the loss in training mode is at its end
 
 
@@ -96,9 +97,7 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
             se = float(np.sqrt((residuals**2).sum()))
         found[split] = {"examples": len(losses), "loss": mean, "se": se}
         whole = len({t.shape[1:] for t in true}) == 1 and sum(map(len, true)) == len(losses)
-        if whole and (
-            split == "train" or "train" in labels
-        ):  # outputs over pairs of a batch fit the targets of one split by chance
+        if whole and (split == "train" or "train" in labels):  # outputs over pairs of a batch fit one split by chance
             labels[split] = torch.cat(true)
             found[split] |= _skill(torch.cat(said), labels[split], labels["train"])
     return found
@@ -107,23 +106,15 @@ def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[s
 def _skill(said: Tensor, true: Tensor, trained: Tensor) -> dict[str, Any]:
     """Return how far predictions agree with targets: classes, one an example, or numbers."""
     if true.is_floating_point() or said.is_floating_point():  # a single logit tells two classes by its size
-        a, b = said.double().flatten(), true.double().flatten()
-        size = a.std() * b.std()
-        both = float(((a - a.mean()) * (b - b.mean())).mean() / size) if float(size) > 0 else 0.0
-        return {"score": both if math.isfinite(both) else 0.0, "chance": 0.0, "classes": None}
+        both = torch.stack([said.double().flatten(), true.double().flatten()])
+        return {"score": float(torch.corrcoef(both)[0, 1].nan_to_num(0.0)), "chance": 0.0, "classes": None}
     if true.dim() > 1:
         return {}
-    classes, labels = torch.unique(torch.cat([trained, true, said.to(true.dtype)]), return_inverse=True)
-    counts, ours, theirs = labels[: len(trained)].bincount(), labels[len(trained) : -len(said)], labels[-len(said) :]
-    table = torch.zeros(len(classes), len(classes))
-    table.index_put_((theirs, ours), torch.ones(len(ours)), accumulate=True)
-    matched = optimize.linear_sum_assignment(-table.numpy()) if len(classes) <= 1000 else (ours[:0], ours[:0])
+    classes = len(torch.unique(torch.cat([trained, true, said.to(true.dtype)])))
     return {
-        "score": float((said == true).double().mean()),
-        "chance": float((ours == counts.argmax()).double().mean()),
-        "renumbered": float(table.numpy()[matched].sum() / len(true)),
-        "classes": len(classes),
-    }
+        "score": float((said == true).double().mean()), "chance": float((true == trained.mode().values).double().mean()),
+        "renumbered": renumbered_accuracy(said.numpy(), true.numpy()) if classes <= MANY_CLASSES else 0.0, "classes": classes,
+    }  # fmt: skip
 
 
 def _constant(workload: Workload, labels: dict[str, Tensor]) -> float | None:

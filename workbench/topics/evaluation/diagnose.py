@@ -156,17 +156,20 @@ def _batch_size(record: RecordLike) -> Finding:
     return found("ok", f"Evaluation batches of {size} are at least the training batches of {train}{takes}.")
 
 
-def _predicted(values: Floats, weights: Floats, batches: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Return the value that each kind of evaluation would give, the right one first; an example -1 is a row that is none."""
-    rows = [[i for i in batch if i >= 0] for batch in batches]
-    seen = [i for batch in rows for i in batch]
-    found = {EXACT: float((values * weights).sum() / weights.sum())}
+def _predicted(case: Facts, values: Floats, weights: Floats, pad: float | None) -> dict[str, float]:
+    """Return the value that each kind of evaluation would give in a case, the right one first.
+
+    An example -1 is a row that is none; it adds `pad` to a sum, as another case tells, or nothing where that is None.
+    """
+    batches, rows = [[i for i in batch if i >= 0] for batch in case["batches"]], sum(map(len, case["batches"]))
+    seen = [i for batch in batches for i in batch]
+    found = {EXACT: float(np.average(values, weights=weights))}
     if seen and weights[seen].sum() > 0:
-        found[ROWS] = float((values[seen] * weights[seen]).sum() / weights[seen].sum())
+        found[ROWS] = float(np.average(values[seen], weights=weights[seen]))
         found[UNWEIGHTED] = float(values[seen].mean())
-        means = [np.average(values[batch], weights=weights[batch]) for batch in rows if weights[batch].sum() > 0]
+        means = [np.average(values[batch], weights=weights[batch]) for batch in batches if weights[batch].sum() > 0]
         found[BATCH_MEANS] = float(np.mean(means))
-        found[PADDING] = float(values[seen].sum() / sum(len(batch) for batch in batches))
+        found[PADDING] = float(values[seen].sum() + (rows - len(seen)) * (pad or 0.0)) / rows
     return found
 
 
@@ -175,18 +178,15 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
     if facts and "unseen" in facts:
         missing = f"Not measured: {facts['unseen']}."
     if not facts or "unseen" in facts:
-        weighting, coverage = (
-            CODES.finding(f"evaluation.{n}", "not_measured", missing) for n in ("weighting", "coverage")
-        )
-        return weighting, coverage
+        unknown = partial(CODES.finding, status="not_measured", summary=missing)
+        return unknown("evaluation.weighting"), unknown("evaluation.coverage")
     values, weights = (np.asarray(facts[name], dtype=np.float64) for name in ("values", "weights"))
     spread, metric = float(values.max() - values.min()), facts["metric"]
     allowed = (SHORT if facts.get("short_digits") else 1.0) * tolerance
     allowed *= max(spread, float(np.abs(values).max()) * 1e-2)
     padded = zip(facts["cases"], _pads(facts, values), strict=True)
-    cases = _cases(
-        facts["cases"], [_predictions(case, values, weights, pad) for case, pad in padded], len(values), allowed
-    )
+    predicted = [_predicted(case, values, weights, pad) for case, pad in padded]
+    cases = _cases(facts["cases"], predicted, len(values), allowed)
     because = None
     if float(facts.get("random") or 0.0) > allowed:
         differs = f"differs by {facts['random']:.3g} between two passes over one batch"
@@ -199,15 +199,6 @@ def _judge_cases(facts: Facts | None, tolerance: float, missing: str) -> tuple[F
     else:
         weighting = _weighting(cases, metric, evidence, spread=spread, allowed=allowed)
     return weighting, _coverage(cases, facts, values_tell=because is None)
-
-
-def _predictions(case: Facts, values: Floats, weights: Floats, pad: float | None) -> dict[str, float]:
-    """Return what each fault would give in a case; `pad` is what a row that is no example adds, as another case tells."""
-    predicted, rows = _predicted(values, weights, case["batches"]), [i for batch in case["batches"] for i in batch]
-    strange = rows.count(-1)
-    if pad is not None and 0 < strange < len(rows):
-        predicted[PADDING] += strange * pad / len(rows)
-    return predicted
 
 
 def _cases(

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -15,7 +14,7 @@ from workbench.record.read import StudyRecord, TrialRecord, open_record
 from workbench.record.write import StudyWriter
 from workbench.train.batches import resolve_device
 from workbench.train.checkpoint import load_model
-from workbench.train.evaluation import Evaluation, evaluate, evaluation_columns
+from workbench.train.evaluation import evaluate, evaluation_columns
 from workbench.train.example_values import evaluation_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
@@ -97,12 +96,9 @@ def evaluate_checkpoints(
         for split in missing:
             size = batch_size or evaluation_batch(full, full.config, place)
             found = evaluate(full, model, split=split, batch_size=size, device=place, precision=precision)
-            _add_rows(writer, found, trial=trial.number, step=step, split=split, setting="offline")
+            place_of = {"trial": trial.number, "step": step, "split": split, "setting": "offline", "subset": ""}
+            writer.evals.add(evaluation_columns([{**place_of, **evaluation._asdict()} for evaluation in found]))
         writer.flush()
-
-
-def _add_rows(writer: StudyWriter, found: Sequence[Evaluation], **place: Any) -> None:
-    writer.evals.add(evaluation_columns([{**place, **evaluation._asdict(), "subset": ""} for evaluation in found]))
 
 
 def load_trained(workload: Workload, checkpoint: str | Path | TrialRecord, *, device: str = "cpu") -> nn.Module:
@@ -118,22 +114,17 @@ def load_trained(workload: Workload, checkpoint: str | Path | TrialRecord, *, de
         CheckpointError: there is no such checkpoint, it is damaged, or it does not fit the model.
     """
     if isinstance(checkpoint, TrialRecord):
-        checkpoint = best_checkpoint(checkpoint)
+        trial, best = checkpoint, checkpoint.best()
+        if best.checkpoint is None:
+            raise CheckpointError(
+                f"trial {trial.number} keeps no checkpoint of its best step {best.step}; give the folder of another one, or train "
+                "with a larger keep_best."
+            )
+        checkpoint = best.checkpoint
     config = trained_with(workload, Path(checkpoint))
     with isolated_rng():
         model = build_model(workload, config, resolve_device(device))
     return load_model(model, checkpoint).eval()
-
-
-def best_checkpoint(trial: TrialRecord) -> Path:
-    """Return the folder of a trial's best checkpoint (P4.5)."""
-    best = trial.best()
-    if best.checkpoint is None:
-        raise CheckpointError(
-            f"trial {trial.number} keeps no checkpoint of its best step {best.step}; give the folder of another one, or train "
-            "with a larger keep_best."
-        )
-    return best.checkpoint
 
 
 def trained_with(workload: Workload, checkpoint: Path) -> TrainConfig:

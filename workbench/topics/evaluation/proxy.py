@@ -105,11 +105,8 @@ def judge_proxy(
     resolution: float,
 ) -> Finding:  # fmt: skip
     """Return `evaluation.bad_proxy`; the thresholds are those of `diagnose_evaluation`."""
-    code, (split, metric), sign = (
-        "evaluation.bad_proxy",
-        str(record.config["select"]).split("/", 1),
-        metric_sign(record),
-    )
+    code, sign = "evaluation.bad_proxy", metric_sign(record)
+    split, metric = str(record.config["select"]).split("/", 1)
     pairs, part = paired_checkpoints(record, offline_split=offline_split), _subset(record, split)
     proxy = f"{split}/{metric}" + (f" on {part['id']} ({part['size']} of {part['of']} examples)" if part else "")
     evidence: dict[str, Any] = {"proxy": proxy, "subset": part, "checkpoints": len(pairs)}
@@ -126,12 +123,11 @@ def judge_proxy(
     if not math.isfinite(found.value):
         said = f"the periodic or the offline {metric} is constant, or not finite, over {len(pairs)} checkpoints"
         return CODES.not_measured(code, said, **known)
-    best, chosen, late = int(np.nanargmin(sign * offline)), int(np.nanargmin(sign * periodic)), len(pairs) // 2
+    best, chosen = (int(np.nanargmin(sign * values)) for values in (offline, periodic))
     steps = pairs["step"].to_numpy(dtype=np.float64)
     beside = trend_free_correlation(steps, periodic, offline, trials=pairs["trial"].tolist(), confidence=confidence)
     evidence |= {
         "low": found.low, "high": found.high, "confidence": confidence,
-        "late_correlation": rank_correlation(periodic[late:], offline[late:]).value,
         "chosen_step": int(pairs["step"][chosen]), "best_step": int(pairs["step"][best]),
         "regret": float(sign * (offline[chosen] - offline[best])),
         "trend_free": beside.value, "trend_free_low": beside.low,

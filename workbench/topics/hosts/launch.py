@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from workbench.checks import check_integer
 from workbench.errors import ClusterError, UsageError
+from workbench.instruments.caller import shown
 from workbench.topics.hosts.run_rank import FAILURES
 from workbench.topics.hosts.watch_state import rank_file
 
@@ -23,8 +23,6 @@ POLL_S = 0.1
 END_S = 40.0  # torchrun gives its processes 30 s to end before it kills them
 Frame = tuple[str, int, str]  # file, line and function
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
-_NOT_THE_USERS = ("/torch/", "/workbench/topics/hosts/watch", "/workbench/topics/hosts/run_rank", "/runpy.py", "<frozen", "/threading.py")  # fmt: skip
-_STANDARD = sysconfig.get_path("stdlib")
 
 
 class Launched(NamedTuple):
@@ -218,10 +216,5 @@ def _own_frames(text: str) -> list[Frame]:
 
 def _shown(frames: Sequence[Sequence[Any]]) -> str:
     """Return the three innermost frames of the user's own code as `file:line function`; others where there are no such."""
-
-    def own(file: str) -> bool:
-        standard = file.startswith(_STANDARD) and "site-packages" not in file
-        return not standard and not any(part in file for part in _NOT_THE_USERS)
-
-    kept = [frame for frame in frames if own(frame[0])] or list(frames)
+    kept = [frame for frame in frames if shown(frame[0])] or list(frames)
     return " < ".join(f"{Path(file).name}:{line} {name}" for file, line, name in kept[:3]) or "an unknown place"

@@ -90,7 +90,7 @@ def _write_error(watch: HostsWatch, error: BaseException) -> None:
     state, frames = watch.state, traceback.extract_tb(error.__traceback__)
     row = {
         "rank": state.rank, "time": time.time(), "step": state.step, "phase": state.phase, "kind": type(error).__name__, "text": str(error),
-        "frames": [[f.filename, f.lineno, f.name] for f in frames if "runpy" not in f.filename and __file__ != f.filename],
+        "frames": [[f.filename, f.lineno, f.name] for f in frames],
         "traceback": "".join(traceback.format_exception(error)),
     }  # fmt: skip
     rank_file(state.folder, "error", state.rank).write_text(json.dumps(row), encoding="utf-8")

@@ -3,7 +3,6 @@
 import inspect
 import math
 import multiprocessing
-import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from workbench.config import TrainConfig
 from workbench.errors import ConfigError, UsageError, WorkbenchError
 from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
+from workbench.instruments.caller import shown
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic, write_json
 from workbench.record.json_values import dumps, to_json
@@ -136,8 +136,7 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
         except Exception as error:
             message = (str(error).splitlines() or ["no message"])[0]
             short = message if len(message) <= _SHOWN else f"{message[:_SHOWN]} ..."
-            every = traceback.extract_tb(error.__traceback__)[1:]
-            frames = [f for f in every if not re.search(r"(site|dist)-packages[/\\]", f.filename)]
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if shown(f.filename)]
             place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
             raise UsageError(
                 f"your step raised {type(error).__name__}{place} on a batch that is {_kind(batch)}: {short}"
