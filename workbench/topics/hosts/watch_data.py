@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,8 +32,8 @@ class LoaderWatch:
         """Splits of which the trainer says itself which examples it takes, whatever loads them."""
         self._pass, self._ahead = f"_workbench_pass_{id(self)}", f"_workbench_ahead_{id(self)}"  # on the iterators
         self._loaders: list[Any] = []
-        self._sampler_calls: dict[int, int] = {}
-        self._kept: list[Any] = []
+        self._samplers: list[Any] = []
+        self._sampler_calls: Counter[int] = Counter()  # of set_epoch, by place among the samplers
         self._passes: list[dict[str, Any]] = []
         patches.wrap(DataLoader, "__iter__", self._on_iter)
         patches.before(_BaseDataLoaderIter, "_reset", lambda batches, *_, **__: setattr(batches, self._ahead, deque()))
@@ -75,9 +75,7 @@ class LoaderWatch:
         return self._passes[-1]
 
     def _on_set_epoch(self, sampler: Any, *_: Any, **__: Any) -> None:
-        if id(sampler) not in self._sampler_calls:
-            self._kept.append(sampler)
-        self._sampler_calls[id(sampler)] = self._sampler_calls.get(id(sampler), 0) + 1
+        self._sampler_calls[place_of(self._samplers, sampler)] += 1
 
     def _on_iter(self, original: Any, loader: Any) -> Any:
         known = isinstance(loader.dataset, IndexedDataset) and loader.dataset.split in self.known
@@ -98,7 +96,7 @@ class LoaderWatch:
             loader=number, number=sum(p["loader"] == number for p in self._passes), dataset=_dataset(loader.dataset),
             sampler=type(sampler).__name__, distributed=isinstance(sampler, DistributedSampler) or hasattr(sampler, "set_epoch"),
             shuffles=_shuffles(sampler), epoch=getattr(sampler, "epoch", None),
-            set_epoch_calls=self._sampler_calls.get(id(sampler), 0), planned=planned,
+            set_epoch_calls=self._sampler_calls[place_of(self._samplers, sampler)], planned=planned,
             batch_size=getattr(loader, "batch_size", None), levels=_levels(loader.dataset),
             drop_last=bool(getattr(loader, "drop_last", False)), optimizers=len(self._state.optimizers),
         )  # fmt: skip
@@ -150,17 +148,22 @@ def _shuffles(sampler: Any) -> bool | None:
 
 def _base_indices(dataset: Any, indices: list[Any]) -> list[Any]:
     """Return positions in the dataset that the parts were taken from."""
-    while _is_part(dataset):
-        part = dataset.indices
-        indices, dataset = [part[int(i)] for i in indices], dataset.dataset
+    for part in _taken_apart(dataset)[0]:
+        indices = [part.indices[int(i)] for i in indices]
     return [int(i) if isinstance(i, (int, np.integer, torch.Tensor)) else str(i) for i in indices]
 
 
-def _plain(dataset: Any) -> Any:
-    """Return what a wrapper that passes items on unchanged holds."""
-    while isinstance(dataset, IndexedDataset):
-        dataset = dataset.data
-    return dataset
+def _taken_apart(dataset: Any) -> tuple[list[Any], Any]:
+    """Return the parts around a dataset, the outermost first, and what they were taken from; wrappers that pass items on are none."""
+    parts = []
+    while True:
+        if isinstance(dataset, IndexedDataset):
+            dataset = dataset.data
+        elif _is_part(dataset):
+            parts.append(dataset)
+            dataset = dataset.dataset
+        else:
+            return parts, dataset
 
 
 def _is_part(dataset: Any) -> bool:
@@ -174,17 +177,9 @@ def _is_part(dataset: Any) -> bool:
     )
 
 
-def _parts(dataset: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each part with what it was taken from, the outermost first: `torch.utils.data.Subset`, and what is built like it."""
-    dataset = _plain(dataset)
-    while _is_part(dataset):
-        yield dataset, _plain(dataset.dataset)
-        dataset = _plain(dataset.dataset)
-
-
 def _dataset(dataset: Any) -> dict[str, Any]:
     """Return what tells data sets apart: of the arrays and lists that one holds; no item is read."""
-    dataset = next((inner for _, inner in reversed(list(_parts(dataset)))), _plain(dataset))
+    dataset = _taken_apart(dataset)[1]
     try:
         length = len(dataset)
     except Exception:  # whatever it raises is the script's to meet, where it asks for the length
@@ -199,7 +194,7 @@ def _dataset(dataset: Any) -> dict[str, Any]:
 def _levels(dataset: Any) -> list[list[Any]]:
     """Return length and hash of the positions of each part that a part was taken from, the outermost first."""
     found = []
-    for part, _ in _parts(dataset):
+    for part in _taken_apart(dataset)[0]:
         positions = np.asarray([int(i) for i in part.indices], dtype=np.int64)
         found.append([len(positions), f"{zlib.crc32(positions.tobytes()):08x}"])
     return found
