@@ -324,7 +324,7 @@ def test_a_store_listens_on_the_loopback_interface_alone_and_works() -> None:
 def test_nothing_of_a_job_listens_elsewhere(tmp_path: Path) -> None:
     script = tmp_path / "listens.py"
     script.write_text(LISTENS)
-    printed = launch([str(script)], hosts=2, folder=tmp_path / "job").printed
+    printed = launch([str(script)], hosts=2, folder=tmp_path / "job")["printed"]
     for lines in printed.values():
         found = [line.split()[1:] for line in lines if line.startswith("listens")]
         assert {address for address, _ in found} == {"0100007F"}

@@ -220,8 +220,8 @@ def hosts(args: argparse.Namespace) -> int:
         raise UsageError(
             f"workbench hosts needs one WORKLOAD, or --script FILE with its own arguments after --; given: {given}."
         )
-    from workbench.topics.hosts.launch import cores
     from workbench.topics.hosts.study import rehearse
+    from workbench.train.lanes.threads import cores
 
     if args.hosts > cores():
         note = f"{args.hosts} hosts share {cores()} cores here: what they do is right, how long it takes says little"

@@ -11,30 +11,20 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.checks import check_integer
 from workbench.errors import ClusterError, UsageError
 from workbench.instruments.caller import shown
 from workbench.topics.hosts.run_rank import FAILURES
 from workbench.topics.hosts.watch_state import rank_file
+from workbench.train.lanes.threads import cores
 
 POLL_S = 0.1
+MAX_LINES = 2000  # of a rank that are kept
 END_S = 40.0  # torchrun gives its processes 30 s to end before it kills them
 Frame = tuple[str, int, str]  # file, line and function
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$')
-
-
-class Launched(NamedTuple):
-    """A job that ran to its end."""
-
-    seconds: float  # from the start of torchrun
-    printed: dict[int, list[str]]  # lines of each rank
-
-
-def cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_hosts(hosts: int) -> None:
@@ -46,8 +36,12 @@ def check_hosts(hosts: int) -> None:
 def launch(
     target: Sequence[str], *, hosts: int, folder: Path, timeout_s: float = 60.0, steps: int | None = None, port: int | None = None,
     what: str = "the training",
-) -> Launched:  # fmt: skip
-    """Run a script or a module (`target`, with its arguments) on `hosts` processes with the audit inside, on the loopback interface."""
+) -> dict[str, Any]:  # fmt: skip
+    """Run a script or a module (`target`, with its arguments) on `hosts` processes with the audit inside, on the loopback interface.
+
+    Returns:
+        JSON facts: hosts, cores, seconds (from the start of torchrun) and printed (first lines of each rank).
+    """
     check_hosts(hosts)
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s!r} must be above 0: seconds without any progress.")
@@ -74,26 +68,19 @@ def launch(
         raise ClusterError(_said_of_hang(folder, hosts, timeout_s, what))
     if job.returncode:
         raise ClusterError(_said_of_death(folder, hosts, job.returncode, what))
-    printed: dict[int, list[str]] = {}
+    printed: dict[str, list[str]] = {}
     for path in sorted((folder / "logs").glob("*/attempt_0/*/stdout.log"), key=lambda p: p.stat().st_mtime):
         if path.parent.name.isdigit() and int(path.parent.name) < hosts:
-            printed[int(path.parent.name)] = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return Launched(time.perf_counter() - began, printed)
-
-
-def package_environment() -> dict[str, str]:
-    """Return this process's environment for others, in which this package can be imported."""
-    package = str(Path(__file__).parents[3])
-    path = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, path] if path else [package])}
+            printed[path.parent.name] = path.read_text(encoding="utf-8", errors="replace").splitlines()[:MAX_LINES]
+    return {"hosts": hosts, "cores": cores(), "seconds": time.perf_counter() - began, "printed": printed}
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the ranks: one thread each, on the loopback interface."""
-    found = {"OMP_NUM_THREADS": "1", **package_environment()}
-    names = [name for _, name in socket.if_nameindex()]
-    loopback = next((name for name in ("lo", "lo0") if name in names), None)
-    return found if loopback is None else {**found, "GLOO_SOCKET_IFNAME": loopback}
+    """Return the environment of the ranks, in which this package can be imported: one thread each, on the loopback interface."""
+    paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    return {**found, "GLOO_SOCKET_IFNAME": loopback[0]} if loopback else found
 
 
 def _checked_port(port: int | None) -> int:

@@ -22,7 +22,7 @@ from workbench.record.read import StudyRecord
 from workbench.record.write import StudyWriter
 from workbench.studies.session import at_length
 from workbench.topics.hosts.diagnose import diagnose_hosts, host_areas
-from workbench.topics.hosts.launch import check_hosts, cores, launch
+from workbench.topics.hosts.launch import check_hosts, launch
 from workbench.topics.hosts.watch import HostsWatch, read_facts
 from workbench.topics.hosts.watch_state import rank_file
 from workbench.train.distributed.data_parallel import check_shares
@@ -92,10 +92,10 @@ class HostsStudy:
         fields = {key: value for key, value in config.to_dict().items() if not is_callable_name(value)}
         spec, trained = path / "rehearsal.json", str((path / "trained").resolve())
         write_atomic(spec, dumps({"workload": workload.source, "config": fields, "out": trained}).encode())
-        return _launched(
-            ["-m", "workbench.topics.hosts.run_rank", "rehearsal", str(spec.resolve())], path, hosts=self.hosts, timeout_s=self.timeout_s,
-            port=self.port, what=f"the rehearsal of {workload.name!r}",
-        )  # fmt: skip
+        target = ["-m", "workbench.topics.hosts.run_rank", "rehearsal", str(spec.resolve())]
+        what = f"the rehearsal of {workload.name!r}"
+        done = launch(target, hosts=self.hosts, folder=path, timeout_s=self.timeout_s, port=self.port, what=what)
+        return done | read_facts(path)
 
 
 def audit_script(
@@ -134,7 +134,8 @@ def audit_script(
     check_hosts(hosts)
     folder = default_folder(path.stem, "hosts") if out is None else Path(out)
     target = [str(path.resolve()), *arguments]
-    facts = _launched(target, folder, hosts=hosts, timeout_s=timeout_s, port=port, what=path.name, steps=steps)
+    done = launch(target, hosts=hosts, folder=folder, timeout_s=timeout_s, port=port, what=path.name, steps=steps)
+    facts = done | read_facts(folder)
     words = ["workbench", "hosts", "--script", str(script), "--hosts", str(hosts), "--", *arguments]
     audit = Audit(facts={"hosts": facts}, workload=path.name, command=command or shlex.join(words), path=folder)
     shown = {"hosts": {k: v for k, v in facts.items() if k != "ranks"}, "workload": path.name, "command": audit.command}
@@ -190,13 +191,6 @@ def read_hosts(folder: str | Path) -> Audit:
         none = "holds no facts of ranks (rank-0.json ...)"
         raise UsageError(f"folder={str(folder)!r} {none}: call wb.hosts.audit() in the job, or give another.")
     return Audit(facts={"hosts": found}, workload=path.name, path=path)
-
-
-def _launched(target: Sequence[str], folder: Path, *, hosts: int, what: str, **settings: Any) -> dict[str, Any]:
-    """Run a job and return its facts, with what each rank printed."""
-    done = launch(target, hosts=hosts, folder=folder, what=what, **settings)
-    printed = {str(rank): lines[:2000] for rank, lines in done.printed.items()}
-    return {"hosts": hosts, "cores": cores(), "seconds": done.seconds, "printed": printed, **read_facts(folder)}
 
 
 def rehearse(

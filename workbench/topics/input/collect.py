@@ -6,7 +6,6 @@ the loader as it is, because other programs on the machine slow down both alike.
 
 import contextlib
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from workbench.topics.input.variants import (
     stream_epochs,
 )  # fmt: skip
 from workbench.topics.input.watch import count_syncs, observe_reads, stale_fetches
+from workbench.train.lanes.threads import cores
 from workbench.train.rng import isolated_rng
 from workbench.workloads.items import IndexedDataset, leaf_bytes, leaves, length_of
 
@@ -117,10 +117,8 @@ class _Audit:
         self.order: list[Any] = []
         self.repeats = False
         self.data: Any = None
-        # the processors that this process may use
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.facts: dict[str, Any] = {
-            "step": stepping.kind, "ahead": stepping.wait is not at_once, "loader": _described(loader, own), "cores": cores,
+            "step": stepping.kind, "ahead": stepping.wait is not at_once, "loader": _described(loader, own), "cores": cores(),
             "variants": [], "syncs": None, "reads": None,
         }  # fmt: skip
 
@@ -213,7 +211,8 @@ class _Audit:
             # what the loader has is on the curve
             enough = tried >= workers and (0 < 2 * took <= compute or took > 0.95 * best)
             best, tried = min(best, took), tried * 2
-        self._drain(loader, {"change": "cache", "value": "items", "workers": workers}, self.data)
+        if Pipeline(self.facts).storable:
+            self._drain(loader, {"change": "cache", "value": "items", "workers": workers}, self.data)
         reads = self.facts["reads"]
         if reads and reads["known"] and (unread := reads["unread"]):
             self._drain(loader, {"change": "drop", "value": unread, "workers": workers, "dropped": unread})

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +87,7 @@ class CachedItems(Dataset[Any]):
         return self.items[index % len(self.items) if isinstance(index, int) else 0]
 
 
-class CachedStream(IterableDataset[Any]):
-    """Items that are in memory already, in turn, as a long iterable dataset."""
-
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(itertools.cycle(self.items), 100_000)
-
-
-def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> Any:
+def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> CachedItems:
     """Return a dataset of the first items of a loader's, fetched once, as many as come in some seconds."""
     items, indices, began = list[Any](), list[Any](), time.perf_counter()
     data: Any = loader.dataset
@@ -108,14 +98,12 @@ def cached_items(loader: DataLoader[Any], *, seconds: float, most: int = 64) -> 
         indices.append(index)
         if time.perf_counter() - began > seconds:
             break
-    if is_stream(loader):
-        return CachedStream(items)
     return CachedItems(items, length_of(data) or len(items), indices)
 
 
-def items_repeat(data: Any, kept: Any, *, seconds: float, most: int = 16) -> bool | None:
+def items_repeat(data: Any, kept: CachedItems, *, seconds: float, most: int = 16) -> bool | None:
     """Tell whether items that `cached_items` kept are the same when they are asked for again, or drawn at random anew; None of a stream."""
-    if not isinstance(kept, CachedItems):
+    if isinstance(data, IterableDataset):
         return None
     began = time.perf_counter()
     for index, item in itertools.islice(zip(kept.indices, kept.items, strict=True), most):

@@ -213,7 +213,7 @@ def gather_states(hosts: HostGroup, states: Mapping[str, Tensor]) -> dict[str, T
     """Return everybody's state, on the CPU, under names of their own: the main rank's as given (`KINDS`), the others' below host<rank>/."""
     if hosts.size == 1:
         return dict(states)
-    contents = enumerate(hosts.gather_bytes(save_tensors(dict(states))))
+    contents = enumerate(hosts.gather(save_tensors(dict(states))))
     return {
         f"{_prefix(rank)}{name}": tensor for rank, content in contents for name, tensor in load_tensors(content).items()
     }

@@ -53,31 +53,19 @@ class HostGroup:
         return self.size * gathered.numel() * gathered.element_size()
 
     def gather(self, value: Any) -> list[Any]:
-        """Return everybody's `value`, a JSON value, in the order of the ranks."""
+        """Return everybody's `value`, in the order of the ranks."""
         if self.size == 1:
             return [value]
-        return [json.loads(content) for content in self.gather_bytes(json.dumps(value).encode())]
-
-    def gather_bytes(self, content: bytes) -> list[bytes]:
-        """Return everybody's bytes, in the order of the ranks; they may differ in length."""
-        if self.size == 1:
-            return [content]
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(content)]), group=self._messages)
-        longest = max(int(length) for length in lengths)
-        rows = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(rows, _as_tensor(content, longest), group=self._messages)
-        return [row[: int(length)].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
+        found = [None] * self.size
+        dist.all_gather_object(found, value, group=self._messages)
+        return found
 
     def from_main(self, content: bytes | None) -> bytes:
         """Return the bytes of the main rank; what the others give does not count."""
-        if self.size == 1:
-            return content or b""
-        length = torch.tensor([len(content or b"")])
-        dist.broadcast(length, 0, group=self._messages)
-        row = _as_tensor(content or b"", int(length)) if self.main else torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(row, 0, group=self._messages)
-        return row.numpy().tobytes()
+        found = [content or b""]
+        if self.size > 1:
+            dist.broadcast_object_list(found, 0, group=self._messages)
+        return found[0]
 
     def on_main(self, work: Callable[[], Any]) -> Any:
         """Do `work` on the main rank and return its result, a JSON value, on all of them; what it raises is raised on all."""
@@ -172,7 +160,3 @@ def _joined() -> HostGroup:
         return ALONE
     messages = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
     return HostGroup(dist.get_rank(), size, messages=messages)
-
-
-def _as_tensor(content: bytes, length: int) -> Tensor:
-    return torch.frombuffer(bytearray(content.ljust(length, b"\0") or b"\0"), dtype=torch.uint8)[:length]

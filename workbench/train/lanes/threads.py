@@ -20,11 +20,14 @@ from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
 
 MARGIN = 1.25  # by which several threads have to be faster: they keep other programs from the processor (rule of thumb)
-ROUNDS, SECONDS = (
-    5,
-    1.0,
-)  # steps that are timed with each number, and the time from which on there are no more (rules of thumb)
+ROUNDS, SECONDS = 5, 1.0
+"""Steps that are timed with each number, and the time from which on there are no more (rules of thumb)."""
 FACT = "threads"
+
+
+def cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
@@ -47,10 +50,9 @@ def step_threads(
         split: elements that a tensor has for torch to compute it with several threads (its `GRAIN_SIZE`).
     """
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = asked or before
+    threads, mine = asked or before, cores()
     # Torch begins with a thread a processor, or a core (of two processors), where it has MKL; another number was chosen by somebody.
-    own = before in (cores, cores // 2) and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS")))
+    own = before in (mine, mine // 2) and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS")))
     if asked is None and before > 1 and own and device.type == "cpu":
         known = None if study is None else read_json(study.path / "study.json")["facts"].get(FACT)
         threads = known or _decide(workload, config, device, before, split, measure=study is not None)
