@@ -133,7 +133,7 @@ def test_chance_names_a_virtual_batch_as_rarely_as_asked_for() -> None:
         seed = rng.normal(0.5, 0.05, 4)
         drawn = [seed + rng.normal(0, 0.02, 4) for _ in range(5)]
         whole, *others = (
-            {"statistic": size, "values": values, "metrics": dict(enumerate(values))}
+            {"statistic": size, "values": values, "seeds": range(4)}
             for size, values in zip((128, 8, 16, 32, 64), drawn, strict=True)
         )
         named += min(better_arms(others, whole, sign=1.0).values()) < 0.05

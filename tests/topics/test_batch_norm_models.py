@@ -480,7 +480,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
 
 def arms(record: StudyRecord, stage: str) -> dict[tuple[int | None, int, int], int]:
     found = read_norm_arms(record, f"batch_norm_{stage}")
-    return {(a["stat_examples"], a["batch_size"], a["devices"]): len(a["metrics"]) for a in found}
+    return {(a["stat_examples"], a["batch_size"], a["devices"]): len(a["seeds"]) for a in found}
 
 
 def test_every_arm_is_trained_under_every_seed_and_no_trial_twice(record: StudyRecord) -> None:

@@ -90,8 +90,8 @@ def read_norm_arms(record: RecordLike, stage: str) -> list[dict[str, Any]]:
     """Return the arms of a stage, in the order of batch size, devices and statistic examples, the whole batch last.
 
     Returns:
-        JSON rows: stat_examples, batch_size, devices, statistic (examples that one is made of), and the selected metric's "metrics" by
-        seed, values, mean and standard error "se", NaN for one seed.
+        JSON rows: stat_examples, statistic (examples that one is made of), batch_size, devices, seeds, and the selected metric's values,
+        their mean and standard error "se", NaN for one seed.
     """
     asked = record.facts.get(stage)
     if not asked:
@@ -102,12 +102,12 @@ def read_norm_arms(record: RecordLike, stage: str) -> list[dict[str, Any]]:
     for _, arm in trials.groupby(setting, dropna=False):
         size, devices, examples = arm[setting].iloc[0]
         found = selected_by_seed(record, arm.loc[arm["state"] == "complete", "trial"].tolist())
-        metrics = {int(seed): found.get(int(seed), lost) for seed in arm["seed"]}
-        examples = None if pd.isna(examples) else int(examples)
-        whole, values = int(size) // int(devices), list(metrics.values())
+        seeds = [int(seed) for seed in arm["seed"]]
+        values = [found.get(seed, lost) for seed in seeds]
+        examples, whole = None if pd.isna(examples) else int(examples), int(size) // int(devices)
         rows.append({
-            "stat_examples": examples, "batch_size": int(size), "devices": int(devices), "statistic": min(whole, examples or whole),
-            "metrics": metrics, "values": values, "mean": float(np.mean(values)), "se": _standard_error(values),
+            "stat_examples": examples, "statistic": min(whole, examples or whole), "batch_size": int(size), "devices": int(devices),
+            "seeds": seeds, "values": values, "mean": float(np.mean(values)), "se": _standard_error(values),
         })  # fmt: skip
     return rows
 
@@ -126,8 +126,8 @@ def better_arms(arms: Sequence[Mapping[str, Any]], own: Mapping[str, Any], *, si
     tried = [arm for arm in arms if np.isfinite(arm["values"]).all()]
     found = {}
     for arm in tried:
-        seeds = arm["metrics"].keys() & own["metrics"].keys()
-        gains = [sign * (own["metrics"][seed] - arm["metrics"][seed]) for seed in seeds]
+        theirs, ours = (dict(zip(each["seeds"], each["values"], strict=True)) for each in (arm, own))
+        gains = [sign * (ours[seed] - theirs[seed]) for seed in ours.keys() & theirs.keys()]
         if len(gains) > 1 and np.isfinite(gains).all():
             found[arm["statistic"]] = min(len(tried) * p_value(gains), 1.0)
     return found
