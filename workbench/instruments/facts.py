@@ -18,6 +18,7 @@ from workbench.instruments.conversions import CRITERIA, DIFFERENCE, Conversions
 from workbench.instruments.examples.pairs import Pairs
 from workbench.instruments.examples.seen import Examples, Source, in_rows
 from workbench.instruments.examples.stored import Stored
+from workbench.instruments.examples.tokens import Tokens
 from workbench.instruments.examples.told import told
 from workbench.instruments.losses.answers import Answers, Others
 from workbench.instruments.losses.attention import WINDOW, Attention
@@ -50,7 +51,7 @@ class LoopFacts:
         self.schedulers, self.loaders, self.criteria, self.graphs = Schedulers(), Loaders(), Criteria(), Graphs()
         self.batches, self.workers, self.conversions, self.answers = Batches(), Workers(), Conversions(), Answers()
         self.examples, self.surrogates, self.logits, self.units = Examples(), Surrogates(), Logits(), Units()
-        self.stored, self.pairs = Stored(), Pairs()
+        self.stored, self.pairs, self.tokens = Stored(), Pairs(), Tokens()
         self.judged = True  # whether the examples are looked into at the end
         self.classes, self.recall, self.written, self.others = Classes(), Recall(), Written(), Others()
         self.survival, self.reproduced = self.parameters.survival, Reproduced()
@@ -168,7 +169,11 @@ class LoopFacts:
                 self.units.trained(losses, self.updates, self.modes.roots)
         if not self.near and not (retained and self.updates < WINDOW):  # growing ones are seen in all that are kept
             return None
-        return self.graphs.backward(losses, retained=retained, update=self.updates)
+        leaves = self.graphs.backward(losses, retained=retained, update=self.updates)
+        if not TAPS.hooked:
+            self.tokens.asked(self.graphs.lookups)
+        self.graphs.lookups = []
+        return leaves
 
     def passed_backward(self) -> None:
         """Take in that a backward pass is made: all that is wanted of those that are passed over."""
@@ -197,6 +202,7 @@ class LoopFacts:
 
     def step_begins(self, number: int, optimizer: Optimizer, *, altered: bool = False) -> None:  # noqa: D102
         empty = False
+        self.tokens.step_begins(optimizer)
         due = self.attention.awake and self.updates >= self._next_look.get(number, 0)
         if self.near or due or number not in self.order:
             self._next_look[number] = (self.updates // EVERY + 1) * EVERY
@@ -279,6 +285,7 @@ _FACTS: dict[str, Callable[[LoopFacts], Any]] = {
     "floor": lambda facts: facts.criteria.floor(),
     "data": lambda facts: told(facts.examples if facts.judged else Examples(), facts.loaders),
     "pairs": lambda facts: facts.pairs.to_dict(),
+    "tokens": lambda facts: facts.tokens.to_dict(facts.names()),
     "stored": lambda facts: facts.stored.to_dict(facts.loaders.trained_on(), facts.loaders.width),
     "surrogates": lambda facts: facts.surrogates.to_dict(),
     "reproduced": lambda facts: facts.reproduced.to_dict(),

@@ -44,6 +44,7 @@ class Graphs:
         self._walks = 0
         self.marked = self.most = 0
         self.leaves: dict[int, nn.Parameter] = {}
+        self.lookups: list[Any] = []  # nodes of embeddings, of the graph that is walked just now
         self._passes = self._retained = 0
         self._sizes: list[list[int]] = []  # of graphs that are kept: number of the pass, and nodes
         self._earlier = 0  # updates whose graphs are part of the last of them
@@ -62,6 +63,7 @@ class Graphs:
             return None
         self._walks += 1
         leaves, nodes = walked(roots)
+        self.lookups = [node for node in nodes if node.name() == "EmbeddingBackward0"]
         count = len(nodes)
         self.leaves |= {id(leaf): leaf for leaf in leaves if isinstance(leaf, nn.Parameter)}
         if retained:

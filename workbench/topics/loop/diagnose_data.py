@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from workbench.topics.one_batch.diagnose_preflight import MOST_OUTPUTS, empty_cl
 DATA_CODES = Codes({
     "data.nonfinite": "F1.1", "data.labels": "F1.1", "data.no_signal": "F1.1", "data.scale": "F1.1", "data.leakage": "P2.9",
     "data.duplicates": "P2.9", "data.unshuffled": "P2.9", "data.weak_shuffle": "P2.9", "data.worker_rng": "P2.9", "data.label_shift": "P3.2",
-    "data.train_validation_shift": "P3.2", "data.imbalance": "P3.6", "loss.output_range": "F1.1", "loop.conversion": "P1.6",
+    "data.train_validation_shift": "P3.2", "data.imbalance": "P3.6", "loss.output_range": "F1.1", "loop.conversion": "P1.6", "input.unused_features": "F1.1",
 })  # fmt: skip
 Facts = Mapping[str, Any]
 Say = Callable[..., Finding]
@@ -44,9 +44,27 @@ def data_findings(record: RecordLike, facts: Facts, *, conversion_share: float, 
         "data.train_validation_shift": lambda: _rewritten(facts) or _of_sample("data.train_validation_shift", facts, record),
         "data.worker_rng": lambda: _workers(facts["workers"]),
         "data.scale": lambda: _scale(facts["modes"]["inputs"], facts["data"]),
+        "input.unused_features": lambda: _unused(facts.get("tokens") or []),
         "loop.conversion": lambda: _conversion(record, facts, conversion_share, least_updates),
     }  # fmt: skip
     return [finding for code, judge in judges.items() for finding in where_known(DATA_CODES, [code], judge)]
+
+
+def _unused(tables: Sequence[Facts], *, least: int = 10, share: float = 0.5, nearly: float = 0.9) -> Finding:
+    """Judge whether the tokens of an embedding get gradients, of which there are to be `least`; `share` of them without one warns, `nearly` all fail (rules of thumb)."""
+    say: Say = partial(DATA_CODES.finding, "input.unused_features", evidence={"tables": list(tables)})
+    known = [each for each in tables if each["tokens"] >= least and each["reached"]]
+    if not known:
+        return say("ok", "Does not apply: no embedding was seen to be given tokens again and again.")
+    worst = min(known, key=lambda each: each["reached"] / each["tokens"])
+    part = 1 - worst["reached"] / worst["tokens"]
+    say = partial(say, value=part, unit="share of tokens", threshold=share)
+    if part < share:
+        return say("ok", "The tokens of embeddings reach the loss.")
+    return say(
+        "fail" if part >= nearly else "warn", f"{worst['tokens'] - worst['reached']:,} of {worst['tokens']:,} tokens of {worst['name']} never got a gradient in the updates that were looked at: what they say does not reach the loss.",
+        advice=["Look at the padding mask of attention: key_padding_mask is True where a token is to be ignored.", "Else look at which place the output is taken: it has to have seen the others."],
+    )  # fmt: skip
 
 
 def _of_sample(code: str, facts: Facts, record: RecordLike) -> Finding:
