@@ -67,12 +67,12 @@ class HostsWatch:
         self.state = state = State(folder.resolve())
         rank_file(state.folder, "rank", state.rank).unlink(missing_ok=True)
         self._patches = patches = Patches()
-        models, buffers, loaders = ModelWatch(state, patches), BufferWatch(state), LoaderWatch(state, patches)
+        buffers, loaders = BufferWatch(state), LoaderWatch(state, patches)
+        models, files = ModelWatch(state, patches, buffers), FileWatch(state, patches, buffers)
         updates = UpdateWatch(state, patches, models, stop_after)
-        files = FileWatch(state, patches)
         trainer = TrainerWatch(state, patches, updates, loaders, buffers, files=files)
         self._watches: list[Any] = [
-            models, updates, buffers, CollectiveWatch(state, patches, trainer.install), loaders, DrawWatch(state, patches),
+            models, updates, buffers, CollectiveWatch(state, patches, updates, trainer.install), loaders, DrawWatch(state, patches),
             files, SpawnWatch(state, patches, refused=launched),
         ]  # fmt: skip
         self._began = time.perf_counter()
@@ -93,8 +93,7 @@ class HostsWatch:
             return path
         self._open = False
         self._patches.undo()
-        for heard in (state.on_train_call, state.on_evaluation, state.on_checkpoint, state.on_joining):
-            heard.clear()
+        state.on_train_call.clear()
         found: dict[str, Any] = {
             "rank": state.rank, "world": state.world, "pid": state.pid, "host": platform.node(), "cores": os.cpu_count(),
             "initialised": state.initialised, "seconds": time.perf_counter() - self._began,
@@ -111,8 +110,8 @@ class HostsWatch:
 class CollectiveWatch:
     """When the process group begins, and which collectives join what ranks hold, in training and in evaluation (`hosts.evaluation`)."""
 
-    def __init__(self, state: State, patches: Patches, on_group: Callable[[], None]) -> None:
-        self._state, self._on_group = state, on_group
+    def __init__(self, state: State, patches: Patches, updates: UpdateWatch, on_group: Callable[[], None]) -> None:
+        self._state, self._updates, self._on_group = state, updates, on_group
         self._depth = 0
         state.on_train_call.append(self._on_train_call)
         self._joined: dict[str, list[int]] = {"training": [], "evaluation": []}
@@ -147,8 +146,8 @@ class CollectiveWatch:
         state = self._state
         if name in _JOINING and not self._depth:
             self._joined["evaluation" if state.looking else "training"].append(state.step)
-            for heard in () if state.looking else state.on_joining:
-                heard()
+            if not state.looking:
+                self._updates.joins()
         self._depth += 1  # all_gather_object is made of others
         try:
             with state.waiting(name):
@@ -160,8 +159,8 @@ class CollectiveWatch:
 class FileWatch:
     """Files that are opened for writing, by Python's own audit events, and checkpoints that torch writes (`hosts.writers`, P7.2)."""
 
-    def __init__(self, state: State, patches: Patches) -> None:
-        self._state = state
+    def __init__(self, state: State, patches: Patches, buffers: BufferWatch) -> None:
+        self._state, self._buffers = state, buffers
         self._files: dict[str, str] = {}
         self._busy = False
         patches.before(torch, "save", self._on_save)
@@ -209,19 +208,15 @@ class FileWatch:
                 return
             self._files[full] = "checkpoint" if _CHECKPOINT.search(full) else "log"
             if self._files[full] == "checkpoint" and kind is None:
-                self._checkpoint()
+                self._buffers.look("checkpoint")
         self._files[full] = kind or self._files[full]
-
-    def _checkpoint(self) -> None:
-        for heard in self._state.on_checkpoint:
-            heard()
 
     def _on_save(self, *args: Any, **kwargs: Any) -> None:
         f = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
         path = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
         if isinstance(path, (str, os.PathLike)) and self._state.here:
             self._state.tick("saving")
-            self._checkpoint()
+            self._buffers.look("checkpoint")
             self.note(path, "checkpoint")
 
 

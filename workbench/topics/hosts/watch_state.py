@@ -35,7 +35,7 @@ def looked_at(step: int) -> bool:
 
 @dataclass
 class State:
-    """What the watches of one rank share; what is to be called at an event is a list under the name of the event."""
+    """What the watches of one rank share."""
 
     folder: Path
     rank: int = field(default_factory=lambda: int(os.environ.get("RANK", "0")))  # until a process group says another
@@ -51,10 +51,7 @@ class State:
     other_calls: int = 0  # of models, in anything but training
     optimizers: list[Any] = field(default_factory=list)
     models: list[Any] = field(default_factory=list)  # that train, without their wrappers
-    on_train_call: list[Callable[[Any], None]] = field(default_factory=list)
-    on_evaluation: list[Callable[[Any], None]] = field(default_factory=list)
-    on_checkpoint: list[Callable[[], None]] = field(default_factory=list)
-    on_joining: list[Callable[[], None]] = field(default_factory=list)
+    on_train_call: list[Callable[[Any], None]] = field(default_factory=list)  # called with the model
     _waits: bool = False
 
     def tick(self, phase: str) -> None:

@@ -1,4 +1,4 @@
-"""`ModelWatch`, `UpdateWatch`, `BufferWatch`: calls of models, what each update starts from, clips and takes, and running statistics."""
+"""`BufferWatch`, `ModelWatch`, `UpdateWatch`: running statistics, calls of models, what each update starts from, clips and takes."""
 
 import contextlib
 import functools
@@ -23,11 +23,54 @@ CHANNELS = 8  # of a layer whose statistics are written down (rule of thumb: ran
 MAX_NUMBERS = 200_000
 
 
+class BufferWatch:
+    """Running statistics of batch norm at each evaluation, at each checkpoint, and before each update goes on (P7.3)."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._rows: list[dict[str, Any]] = []
+        self._boundary = -1
+        self._numbers = 0
+        state.on_train_call.append(self._on_train_call)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was seen, as JSON values; the end of the run counts as a moment when training goes on."""
+        self.look("end")
+        return {"buffers": self._rows}
+
+    def _on_train_call(self, model: nn.Module) -> None:
+        if self._state.step != self._boundary and len(self._rows) < MAX_ROWS:
+            self._boundary = self._state.step
+            self.look("training", model)
+
+    def look(self, moment: str, model: nn.Module | None = None) -> None:
+        """Write down the statistics of the first model; nothing where `model` is another."""
+        if not self._state.models or (model is not None and model is not self._state.models[0]):
+            return
+        pairs = (
+            (getattr(m, "running_mean", None), getattr(m, "running_var", None)) for m in self._state.models[0].modules()
+        )
+        layers = [(mean, var) for mean, var in pairs if isinstance(mean, Tensor) and isinstance(var, Tensor)]
+        self.note(layers, moment)
+
+    def note(self, layers: Sequence[tuple[Tensor, Tensor]], moment: str) -> None:
+        """Write down means and variances of all layers, as they are at a moment."""
+        if not layers:
+            return
+        both = hash_of(t for pair in layers for t in pair)
+        row: dict[str, Any] = {"step": self._state.step, "moment": moment, "hash": both}
+        if self._numbers < MAX_NUMBERS:
+            for name, place in (("means", 0), ("variances", 1)):
+                row[name] = [float(f"{v:.9g}") for pair in layers for v in pair[place][:CHANNELS].double().tolist()]
+            self._numbers += 2 * len(row["means"])
+        self._rows.append(row)
+
+
 class ModelWatch:
     """Calls of models from outside, wrapped or raw (`hosts.not_wrapped`), and outputs of evaluations (`hosts.evaluation`)."""
 
-    def __init__(self, state: State, patches: Patches) -> None:
-        self._state = state
+    def __init__(self, state: State, patches: Patches, buffers: BufferWatch) -> None:
+        self._state, self._buffers = state, buffers
         self._depth = 0
         self._backward = False
         self._inside: dict[int, int] = {}  # of wrapped models and of their parts: which model
@@ -129,8 +172,7 @@ class ModelWatch:
 
     def _evaluated(self, root: nn.Module) -> None:
         if not self._state.evaluating:
-            for heard in self._state.on_evaluation:
-                heard(root)
+            self._buffers.look("evaluation", root)
             self._state.evaluating = True
             self._evaluations.append({"step": self._state.step, "sums": []})
 
@@ -172,7 +214,6 @@ class UpdateWatch:
         patches.handle(register_optimizer_step_pre_hook(self._before))
         patches.handle(register_optimizer_step_post_hook(self._after))
         patches.wrap(torch.autograd, "backward", self._on_backward)
-        state.on_joining.append(self._on_joining)
         for name, limit in _CLIPPING:
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 patches.wrap(module, name, functools.partial(self._on_clip, name, limit))
@@ -272,7 +313,8 @@ class UpdateWatch:
         self._state.tick("after backward")
         return found
 
-    def _on_joining(self) -> None:
+    def joins(self) -> None:
+        """Take in that ranks join what they hold, in training: gradients, where a script averages them itself."""
         if self._after_backward and not self._at_joining:
             self._at_joining = self._hashes()
 
@@ -297,48 +339,3 @@ class UpdateWatch:
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-class BufferWatch:
-    """Running statistics of batch norm at each evaluation, at each checkpoint, and before each update goes on (P7.3)."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._rows: list[dict[str, Any]] = []
-        self._boundary = -1
-        self._numbers = 0
-        state.on_train_call.append(self._on_train_call)
-        state.on_evaluation.append(lambda model: self._note(model, "evaluation"))
-        state.on_checkpoint.append(lambda: self._note(None, "checkpoint"))
-
-    def facts(self) -> dict[str, Any]:
-        """Return what was seen, as JSON values; the end of the run counts as a moment when training goes on."""
-        self._note(None, "end")
-        return {"buffers": self._rows}
-
-    def _on_train_call(self, model: nn.Module) -> None:
-        if self._state.step != self._boundary and len(self._rows) < MAX_ROWS:
-            self._boundary = self._state.step
-            self._note(model, "training")
-
-    def _note(self, model: nn.Module | None, moment: str) -> None:
-        """Write down the statistics of the first model; nothing where `model` is another."""
-        if not self._state.models or (model is not None and model is not self._state.models[0]):
-            return
-        pairs = (
-            (getattr(m, "running_mean", None), getattr(m, "running_var", None)) for m in self._state.models[0].modules()
-        )
-        layers = [(mean, var) for mean, var in pairs if isinstance(mean, Tensor) and isinstance(var, Tensor)]
-        self.note(layers, moment)
-
-    def note(self, layers: Sequence[tuple[Tensor, Tensor]], moment: str) -> None:
-        """Write down means and variances of all layers, as they are at a moment."""
-        if not layers:
-            return
-        both = hash_of(t for pair in layers for t in pair)
-        row: dict[str, Any] = {"step": self._state.step, "moment": moment, "hash": both}
-        if self._numbers < MAX_NUMBERS:
-            for name, place in (("means", 0), ("variances", 1)):
-                row[name] = [float(f"{v:.9g}") for pair in layers for v in pair[place][:CHANNELS].double().tolist()]
-            self._numbers += 2 * len(row["means"])
-        self._rows.append(row)
