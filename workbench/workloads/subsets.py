@@ -1,6 +1,7 @@
 """Parts of a dataset: train, validation and test, a validation subset for periodic evaluation (P2.3), a named sample (P3.1)."""
 
 import hashlib
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,6 +169,13 @@ def draw_sample(
             )
         chosen = _stratified(known, int(size), rng)
     return Subset(data, sorted(int(i) for i in chosen))
+
+
+def at_most(data: Any, count: int) -> Any:
+    """Return so many random examples of a dataset, or all of them where it has no more; of one in its own order the first."""
+    if in_its_own_order(data):
+        return list(itertools.islice(data, count))
+    return data if len(data) <= count else draw_sample(data, count)
 
 
 def check_drawable(data: Any) -> None:

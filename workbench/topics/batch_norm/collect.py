@@ -43,7 +43,7 @@ from workbench.train.rng import isolated_rng, seed_all
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import first_of_batch
 from workbench.workloads.batch_norm import batch_norm_layers
-from workbench.workloads.subsets import draw_sample
+from workbench.workloads.subsets import at_most
 
 MOST_EXAMPLES = 2000  # of the validation split, for the loss with either statistics
 BATCHES = 20  # forward passes over training data by which statistics are estimated anew (rule of thumb)
@@ -236,9 +236,7 @@ def _shift_of(name: str, layer: Any, seen: BatchStatistics) -> dict[str, Any] | 
 def _loss_function(session: Session) -> Callable[[nn.Module, Mapping[str, Moments]], float]:
     """Return the loss, on a random part of a large validation split, as a function of a model and its running statistics."""
     workload, config = session.workload, session.config
-    data: Any = workload.validation_data
-    if hasattr(data, "__getitem__") and len(data) > MOST_EXAMPLES:
-        workload = workload.replace(validation_data=draw_sample(data, MOST_EXAMPLES))
+    workload = workload.replace(validation_data=at_most(workload.validation_data, MOST_EXAMPLES))
     settings: dict[str, Any] = {"batch_size": config.evaluation_batch, "precision": config.precision}
 
     def loss(model: nn.Module, statistics: Mapping[str, Moments]) -> float:

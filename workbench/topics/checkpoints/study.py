@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import Subset
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
@@ -22,7 +21,7 @@ from workbench.topics.lr_sweep.study import TrialRequest, run_round, seeded
 from workbench.train.hooks import Hook, Step
 from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
-from workbench.workloads.items import in_its_own_order
+from workbench.workloads.subsets import at_most
 
 STEPS = 4  # updates before the checkpoint, and after it (rule of thumb: a few cost nothing)
 MAX_EXAMPLES = 64  # validation examples that are looked at (rule of thumb)
@@ -74,9 +73,7 @@ def collect_resume(workload: Workload, config: TrainConfig, device: torch.device
     config = config.replace(
         total_steps=2 * STEPS, warmup_steps=0, eval_every_steps=2 * STEPS, checkpoint_every_steps=STEPS, keep_best=1
     )
-    data = workload.validation_data
-    if not in_its_own_order(data) and len(data) > MAX_EXAMPLES:
-        workload = workload.replace(validation_data=Subset(data, range(MAX_EXAMPLES)))
+    workload = workload.replace(validation_data=at_most(workload.validation_data, MAX_EXAMPLES))
     with tempfile.TemporaryDirectory() as folder:
         whole, again, resumed = (
             _train(workload, config, device, Path(folder) / name, crash=name == "resumed")

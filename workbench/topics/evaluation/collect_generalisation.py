@@ -1,6 +1,5 @@
 """`collect_generalisation`: the baseline in evaluation mode on training examples, beside validation (facts for the gap between them)."""
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
 from workbench.instruments.examples.yardsticks import renumbered_accuracy
 from workbench.record.roles import Role
@@ -19,8 +17,8 @@ from workbench.train.example_values import evaluation_batch, one_loss_a_batch
 from workbench.train.rng import isolated_rng
 from workbench.train.stacked_weights import build_model
 from workbench.workloads.base import Workload
-from workbench.workloads.items import in_its_own_order
 from workbench.workloads.losses import CrossEntropy, SquaredError, label_of, prediction_of
+from workbench.workloads.subsets import at_most
 
 EXAMPLES = 1000  # of either split, at most: an accuracy is then known to 1.6 % (rule of thumb)
 MANY_CLASSES = 1000  # beyond which they are not matched anew: a table of them takes too long
@@ -46,7 +44,9 @@ def collect_generalisation(session: Session) -> dict[str, Any]:
         return {"reason": f"the baseline is {trial.state}"}
     step = trial.trials["best_step"].dropna()
     best = trial.folder / "checkpoints" / f"step-{int(step.iloc[0]) if len(step) else -1:08d}"
-    small = workload.replace(**{f"{split}_data": _part(workload.data(split)) for split in ("train", "validation")})
+    small = workload.replace(
+        **{f"{split}_data": at_most(workload.data(split), EXAMPLES) for split in ("train", "validation")}
+    )
     labels: dict[str, Tensor] = {}
     with isolated_rng():
         found = {"last": _checkpoint(small, session, last, labels)}
@@ -55,15 +55,6 @@ def collect_generalisation(session: Session) -> dict[str, Any]:
     end = losses[-max(1, int(LAST_STEPS * losses.size)) :]
     mode = {"loss": float(end.mean()), "se": float(end.std() / math.sqrt(end.size)), "steps": int(end.size)}
     return {**found, "training_mode": mode, "constant": _constant(workload, labels)}
-
-
-def _part(data: Any) -> Any:
-    """Return a random part of a split, or its beginning where it has no index to draw by."""
-    if in_its_own_order(data):
-        return list(itertools.islice(iter(data), EXAMPLES))
-    if len(data) <= EXAMPLES:
-        return data
-    return Subset(data, np.sort(np.random.default_rng(0).permutation(len(data))[:EXAMPLES]).tolist())
 
 
 def _checkpoint(workload: Workload, session: Session, path: Path, labels: dict[str, Tensor]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.findings.audited import Audited
-from workbench.findings.diagnosis import Diagnosis
 from workbench.plots.palette import BAD, BASELINE, GOOD, INK, PALETTE
 from workbench.plots.style import Size, drawing, legend, log_scale, not_measured, short
 from workbench.topics.input.bound import CHANGES, find_cause
@@ -20,12 +19,8 @@ _PARTS = {"latency": PALETTE[1], "preprocessing": PALETTE[6], "collate": PALETTE
 
 
 def plot_input_pipeline(
-    record: Audited,
-    diagnosis: Diagnosis | None = None,  # noqa: ARG001
-    *,
-    size: Size = "page",
-    ax: Axes | None = None,
-) -> Axes:
+    record: Audited, diagnosis: object = None, *, size: Size = "page", ax: Axes | None = None,  # noqa: ARG001
+) -> Axes:  # fmt: skip
     """Draw the time of a step as it is, split up, above the same step without loading and with the change that was tried.
 
     Healthy: hardly any of the first bar is waiting, and the second bar is as long.
@@ -44,7 +39,6 @@ def plot_input_pipeline(
         if found is None or math.isnan(found.now.period_s):
             return not_measured(axes, "no step was timed: wb.input.audit or wb.input.Study does")
         rows = _bars(found)
-        names = [name for name, _ in rows]
         seen: set[str] = set()
         for place, (_, parts) in enumerate(rows):
             left = 0.0
@@ -56,7 +50,7 @@ def plot_input_pipeline(
             axes.annotate(
                 f"{short(left)} ms", (left, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5
             )
-        axes.set_yticks(range(len(rows)), names)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.invert_yaxis()
         axes.margins(x=0.16)
         axes.grid(visible=False, axis="y")
@@ -88,12 +82,8 @@ def _bars(found: Pipeline) -> list[tuple[str, list[tuple[str, float, Any]]]]:
 
 
 def plot_input_workers(
-    record: Audited,
-    diagnosis: Diagnosis | None = None,  # noqa: ARG001
-    *,
-    size: Size = "page",
-    ax: Axes | None = None,
-) -> Axes:
+    record: Audited, diagnosis: object = None, *, size: Size = "page", ax: Axes | None = None,  # noqa: ARG001
+) -> Axes:  # fmt: skip
     """Draw batches per second against the number of worker processes, with the knee and what the step can use.
 
     Healthy: the curve is above the line of the step at the number of workers that are set, which is the filled square.
@@ -115,9 +105,8 @@ def plot_input_workers(
         rate = np.array([_per_second(r) for r in rows])
         axes.plot(count, rate, "o-", color=GOOD, label="loader alone")
         ticks, as_is = {int(n) for n in count}, found.as_is
-        for row in [r for r in found.facts["variants"] if r["change"] in ("as_is", "in_process") and r["workers"] == 0][
-            :1
-        ]:
+        alone = (r for r in found.facts["variants"] if r["change"] in ("as_is", "in_process") and not r["workers"])
+        if row := next(alone, None):
             axes.axhline(_per_second(row), color=BASELINE, linestyle=":", label="without workers")
         if as_is and as_is["workers"]:
             own = int(as_is["workers"])
