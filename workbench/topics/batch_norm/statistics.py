@@ -63,8 +63,7 @@ class BatchStatistics(NamedTuple):
         """Return what running statistics are after these batches, were they warm."""
         count = len(self.mean)
         weight = np.ones(count) if momentum is None else (1 - momentum) ** np.arange(count - 1, -1, -1.0)
-        share = (weight / weight.sum())[:, None]
-        return (share * self.mean).sum(0), (share * self.variance).sum(0)
+        return np.average(self.mean, axis=0, weights=weight), np.average(self.variance, axis=0, weights=weight)
 
 
 def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:

@@ -140,11 +140,7 @@ def _facts(
         count = loader.num_workers if loader is not None else workers or 0
         draws = None  # of a stream in workers nobody can ask for one example twice
         if not is_stream or not count:
-            how: dict[str, Any] = {}
-            if loader is not None:
-                how = {"worker_init_fn": loader.worker_init_fn, "persistent": loader.persistent_workers}
-                how["context"] = loader.multiprocessing_context
-            draws = probe_workers(train, num_workers=count, **how)
+            draws = probe_workers(train, num_workers=count, like=loader)
         return {
             "examples": {"train": length_of(train) or len(kept), **{name: length_of(d) or 0 for name, d in others.items()}},
             "read": len(kept) if max_examples is None else min(len(kept), max_examples), "reading": reading, "overlap": overlap,

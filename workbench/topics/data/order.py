@@ -19,6 +19,7 @@ from workbench.workloads.items import IndexedDataset
 
 MAX_INDICES = 200_000  # of an epoch that are looked at, at most: an order this long that looks random is
 WORKERS, EXAMPLES, VISITS = 2, 4, 5  # visits: how often a worker is asked for each of the examples
+_OF_WORKERS = ("worker_init_fn", "multiprocessing_context", "persistent_workers")
 _UNKNOWN = dict.fromkeys(("indices", "labels", "stored_labels", "epochs"))
 
 
@@ -93,13 +94,11 @@ def probe_workers(
     data: Any,
     *,
     num_workers: int,
-    indices: Sequence[Any] | None = None,
-    worker_init_fn: Any = None,
-    context: Any = None,
-    persistent: bool = False,
+    like: DataLoader[Any] | None = None,
+    indices: Sequence[Any] = (),
     timeout_s: float = 60.0,
 ) -> dict[str, Any]:
-    """Return JSON facts on the random draws of worker processes; nothing is started where there are none.
+    """Return JSON facts on the random draws of worker processes, started as those `like` a loader; nothing is started where there are none.
 
     Two workers are asked for the same examples in the same order, in two epochs. Where the dataset draws at random, and the
     draws of two workers agree one by one, every worker makes the same augmentations.
@@ -111,13 +110,12 @@ def probe_workers(
     if num_workers < 1:
         return {"workers": 0, "random": None, "same_in_workers": None, "same_in_epochs": None, "p": None, "visits": 0}
     used = min(WORKERS, num_workers)
-    spread = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))] if not indices else []
-    examples = list(dict.fromkeys(indices[: 8 * EXAMPLES]))[:EXAMPLES] if indices else spread
+    spread = [index * len(data) // EXAMPLES for index in range(min(EXAMPLES, len(data)))]
+    examples = list(dict.fromkeys(indices[: 8 * EXAMPLES]))[:EXAMPLES] or spread
     asked = examples * VISITS
     loader: DataLoader[Any] = DataLoader(
         _Hashed(data), batch_sampler=[[index] for index in asked for _ in range(used)],  # batch k goes to worker k % used
-        num_workers=used, worker_init_fn=worker_init_fn, multiprocessing_context=context, timeout=timeout_s,
-        persistent_workers=persistent,
+        num_workers=used, timeout=timeout_s, **{name: getattr(like, name) for name in _OF_WORKERS if like is not None},
     )  # fmt: skip
     with isolated_rng():
         drawn = [np.array([int(batch) for batch in loader], dtype=np.int64) for _ in range(2)]
@@ -130,9 +128,7 @@ def probe_workers(
         "random": random,
         "same_in_workers": bool(random and (first[0] == first[-1]).all()) if used > 1 else None,
         "same_in_epochs": bool(random and (first[0] == second[0]).all()),
-        "p": float(max(agree, 1 / 3) ** len(asked))
-        if random
-        else None,  # of the few draws there were, none may have agreed
+        "p": float(max(agree, 1 / 3) ** len(asked)) if random else None,  # none of few draws may have agreed
         "visits": len(asked),
     }
 

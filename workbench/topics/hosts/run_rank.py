@@ -76,12 +76,12 @@ def script(folder: str, timeout_s: str, steps: str, target: str, *rest: str) -> 
             sys.argv = [target, *rest]
             sys.path[0] = str(Path(target).resolve().parent)
             runpy.run_path(target, run_name="__main__")
-        watch.close()
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
             _write_error(watch, error)
-        watch.close(error=error)
         raise
+    finally:
+        watch.close()
 
 
 def _write_error(watch: HostsWatch, error: BaseException) -> None:

@@ -9,10 +9,8 @@ import platform
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -75,18 +73,17 @@ class HostsWatch:
             models, updates, buffers, CollectiveWatch(state, patches, updates, trainer.install), loaders, DrawWatch(state, patches),
             files, SpawnWatch(state, patches, refused=launched),
         ]  # fmt: skip
-        self._began = time.perf_counter()
         self._open = True
         self._dog = None if timeout_s is None else Watchdog(state, timeout_s)
 
     def __enter__(self) -> HostsWatch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close(error=error)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def close(self, *, error: BaseException | None = None) -> Path:
-        """Stop observing, and return the file with what was seen, and the `error` that ended it; a second call does nothing."""
+    def close(self) -> Path:
+        """Stop observing, and return the file with what was seen; a second call does nothing."""
         state = self.state
         path = rank_file(state.folder, "rank", state.rank)
         if not self._open or not state.here:
@@ -95,9 +92,8 @@ class HostsWatch:
         self._patches.undo()
         state.on_train_call.clear()
         found: dict[str, Any] = {
-            "rank": state.rank, "world": state.world, "pid": state.pid, "host": platform.node(), "cores": os.cpu_count(),
-            "initialised": state.initialised, "seconds": time.perf_counter() - self._began,
-            "error": None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}",
+            "rank": state.rank, "world": state.world, "host": platform.node(), "cores": os.cpu_count(),
+            "initialised": state.initialised,
         }  # fmt: skip
         for watch in self._watches:
             found |= watch.facts()

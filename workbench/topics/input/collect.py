@@ -190,10 +190,8 @@ class _Audit:
         seconds, timeout_s, draws, epochs = self.budget.seconds, self.budget.timeout_s, None, None
         item_s = self.facts["fetch"]["items_s"] / max(1.0, self.facts["loader"]["examples_per_batch"])
         if not is_stream(loader) and not (loader.num_workers and item_s * VISITS > seconds):
-            draws = probe_workers(
-                loader.dataset, indices=[index for batch in self.order for index in batch], num_workers=loader.num_workers, timeout_s=timeout_s,
-                worker_init_fn=loader.worker_init_fn, context=loader.multiprocessing_context, persistent=loader.persistent_workers,
-            )  # fmt: skip
+            indices, count = [index for batch in self.order for index in batch], loader.num_workers
+            draws = probe_workers(loader.dataset, num_workers=count, like=loader, indices=indices, timeout_s=timeout_s)
         if self.budget.max_workers > 0:
             epochs = stream_epochs(loader, seconds=max(1.0, seconds / 8), timeout_s=timeout_s)
         self.facts |= {"draws": draws, "epochs": epochs}
