@@ -8,16 +8,18 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from workbench.cli.help import AT_OR_ABOVE
+from workbench.cli.help import AT_OR_ABOVE, FOR_COMMAND, FOR_WORKLOAD, HELP
 from workbench.cli.signals import ended_like_ctrl_c
 from workbench.errors import UsageError, WorkbenchError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.cli.help import Option
     from workbench.findings.diagnosis import Diagnosis
 
 RAN, FAILED, USAGE, VERDICT, INTERRUPTED = 0, 1, 2, 3, 130
@@ -57,7 +59,7 @@ def diagnose(args: argparse.Namespace) -> int:
     if args.trainer == "parameter_server":
         from workbench.parameter_server.training.trainer import ParameterServerTrainer
 
-        trainer = ParameterServerTrainer()
+        trainer = ParameterServerTrainer(device=args.device)
     from workbench.playbook.diagnose import diagnose as walk
 
     diagnosis = walk(
@@ -83,8 +85,21 @@ def _check_steps(args: argparse.Namespace) -> None:
         raise UsageError(f"--steps {args.steps} must be at least 1; leave it out for the workload's own.")
 
 
+def _given(args: argparse.Namespace, heading: str) -> str | None:
+    """Return the first option below a heading of the help of `diagnose` that is not at its default."""
+    options = HELP["diagnose"].options
+    for option in takewhile(lambda option: not isinstance(option, str), options[options.index(heading) + 1 :]):
+        names, more = cast("Option", option)
+        if getattr(args, names[0].strip("-").replace("-", "_"), None) not in (more.get("default"), False):
+            return names[0]
+    return None
+
+
 def _check_workload(args: argparse.Namespace) -> None:
-    """Refuse what is not exactly one workload."""
+    """Refuse what is not exactly one workload, and options of a command."""
+    if wrong := _given(args, FOR_COMMAND):
+        metric = "; a workload names its metric in its config: select='validation/accuracy'" * ("metric" in wrong)
+        raise UsageError(f"{wrong} is {FOR_COMMAND}{metric or ': leave it out for a workload'}.")
     if args.rest:
         raise UsageError(
             f"one WORKLOAD is diagnosed at a time; given: {shlex.join([args.workload, *args.rest])}. A command that trains goes after --."
@@ -95,18 +110,18 @@ def _check_workload(args: argparse.Namespace) -> None:
         )
 
 
+def _check_command(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Refuse a workload beside a command, and options of one."""
+    both = "WORKLOAD" if [args.workload, *args.rest] not in (list(words), [None]) else None
+    if wrong := both or _given(args, FOR_WORKLOAD):
+        raise UsageError(f"{wrong} is for a workload, and a command was given after --: leave one of them out.")
+
+
 def _program(args: argparse.Namespace, words: Sequence[str]) -> Diagnosis:
     """Diagnose a command, with the options that are for one."""
     from workbench.playbook.program import diagnose_program
 
-    given = {
-        "WORKLOAD": [args.workload, *args.rest] not in (list(words), [None]),
-        "--device": args.device != "auto",
-        "--trainer": args.trainer != "local",
-    }
-    wrong = next((name for name, there in given.items() if there), None)
-    if wrong is not None:
-        raise UsageError(f"{wrong} is for a workload, and a command was given after --: leave one of them out.")
+    _check_command(args, words)
     return diagnose_program(
         words, out=args.out, steps=args.steps, metric=args.metric, metric_mode=args.metric_mode, seeds=args.seeds, seed_arg=args.seed_arg,
         redirect=args.redirect, copy=args.copy, jobs=args.jobs, threads=args.threads, timeout_s=args.timeout, name=args.study, note=args.note,
@@ -121,6 +136,7 @@ def plan(args: argparse.Namespace) -> int:
     from workbench.studies.budget import Budget
 
     if "--" in args.words:
+        _check_command(args, args.words[args.words.index("--") + 1 :])
         print(plan_program(Budget.of(args.budget, args.seeds), seeds=args.seeds))
         return RAN
     _check_workload(args)

@@ -29,6 +29,9 @@ AT_OR_ABOVE = {"fail": ("fail",), "warn": ("fail", "warn")}
 _FAIL_ON = _option("--fail-on", None, "exit with 3 on this verdict or a worse one", choices=tuple(AT_OR_ABOVE))
 
 
+FOR_WORKLOAD, FOR_COMMAND = "for a workload", "for a command after --"
+"""Headings of options that one kind of training has; the other refuses them."""
+
 MAIN_HELP = """\
 Is this training healthy, and what should I try next?
 Points the deep-learning tuning playbook at a workload: verdicts with evidence, and the config to train with.
@@ -62,12 +65,13 @@ HELP = {
             _option("--note", "TEXT", "why this was run; kept with the study (default: generated)"),
             _option("--open", None, "open the report in a browser at the end", action="store_true"),
             _FAIL_ON,
-            "where a workload is trained",
-            _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
-            _option("--executor", "E", "where trials run: local or ray, those of a command too (default: local)", default="local"),
+            "where it is trained",
+            _option("--executor", "E", "local or ray (default: local)", default="local"),
             _option("--address", "A", "host:port of a Ray cluster (default: one on this machine)"),
+            FOR_WORKLOAD,
+            _option("--device", "D", "auto, cpu, cuda, cuda:1, mps (default: auto)", default="auto"),
             _option("--trainer", "T", "local, parameter_server (default: local)", default="local", choices=("local", "parameter_server")),
-            "for a command after --",
+            FOR_COMMAND,
             _option("--metric", "M", "'val loss ([0-9.]+)' in its output, a name given to wb.log, or train_loss"),
             _option("--metric-mode", "D", "min or max (default: by the metric's name)", choices=("min", "max")),
             _option("--redirect", "PATH", "what it writes to; each run gets an empty one", action="append", default=[]),
