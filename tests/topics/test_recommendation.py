@@ -15,6 +15,7 @@ import workbench as wb
 from tests.helpers.simulated_records import evaluations, record, trial
 from tests.helpers.workloads import small_net, small_workload
 from workbench.curves.judged import judged
+from workbench.findings.answers import answers
 from workbench.studies.session import open_session
 from workbench.topics.optimizers.constants import CODES, diagnose_replaced
 from workbench.topics.recommendation.diagnose import recommend, screen
@@ -87,6 +88,22 @@ def test_the_best_of_more_evaluations_is_no_gain() -> None:
     found = recommend(made, known())
     assert not found["adopted"]
     assert abs(np.mean(found["proof"]["arms"][0]["gains"])) < 0.3
+
+
+@pytest.mark.parametrize("rise", [0.0, 0.6])
+def test_an_adopted_config_that_overfits_says_where_it_is_best_and_how_it_ends(rise: float) -> None:
+    at, study = np.linspace(0, 1, 11), Study()
+    for lr, low, up in ((0.1, 1.6, 0.0), (0.3, 0.5, rise)):
+        for seed in range(SEEDS):
+            curve = 2.0 + (low - 2.0 + 0.01 * seed) * np.minimum(at / 0.2, 1) + up * np.maximum(at - 0.2, 0) / 0.8
+            stage = "baseline" if lr == 0.1 else "lr_sweep" if seed == 0 else "proof"
+            study.run(lr, curve, steps=np.arange(0, TOTAL + 1, 10), seed=seed, stage=stage)
+    found = recommend(study.record, known(0.3))
+    text = next(a.text for a in answers(known(0.3).findings, found) if a.question == "Config")
+    assert found["adopted"]
+    late = found["at_end"]
+    assert late == ({"best_steps": [20, 20], "steps": TOTAL, "last": pytest.approx(1.12)} if rise else None)
+    assert ("at step 20 of 100, p" in text and "It is 1.12 at the end" in text) is bool(rise)
 
 
 def test_the_lr_keeps_a_distance_from_the_edge() -> None:

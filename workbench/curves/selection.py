@@ -151,17 +151,17 @@ class SelectedRun:
         return first, second
 
 
-def read_runs(record: RecordLike) -> list[SelectedRun]:
+def read_runs(record: RecordLike, trials: Sequence[int] = ()) -> list[SelectedRun]:
     """Return the finished runs whose selection is judged.
 
-    These are the trials of the role "checkpoints"; without any, those of the study's own config under every seed; without any,
+    These are the `trials`; without any, those of the role "checkpoints", of the study's own config under every seed, or
     all. A run that diverged, failed or was stopped is none: its last checkpoint is no result of training.
     """
     table = record.trials
     if not len(table) or "select" not in record.config:
         return []
     done = table[table["state"] == "complete"]
-    wanted = done["trial"][done["stage"] == Role.CHECKPOINTS].tolist()
+    wanted = [n for n in done["trial"] if n in trials] or done["trial"][done["stage"] == Role.CHECKPOINTS].tolist()
     if not wanted:
         own = trials_with(record, {n: record.config[n] for n in record.config if n in table})
         wanted = [n for n in own if n in set(done["trial"])] or done["trial"].tolist()

@@ -179,4 +179,9 @@ def _gain(found: Mapping[str, Any]) -> str:
         return ""
     chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
     sure = f", {p_words(max(chances))} over {len(proof['seeds'])} seeds" if chances else ", one seed"
-    return f": {select} {before[select]:.4g} → {after[select]:.4g}{sure}"
+    at, later = "", ""
+    if end := found.get("at_end"):
+        first, last = (f"{step:,}" for step in end["best_steps"])
+        at = f" at step {first if first == last else f'{first} to {last}'} of {end['steps']:,}"
+        later = f". It is {end['last']:.4g} at the end: keep the best checkpoint, or train fewer steps"
+    return f": {select} {before[select]:.4g} → {after[select]:.4g}{at}{sure}{later}"

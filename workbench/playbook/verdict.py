@@ -77,6 +77,9 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
     recommendation = recommend(study, joined)
     joined = settled_by_proof(record, joined, recommendation)
+    if recommendation["at_end"]:
+        late = diagnose_checkpoints(record, trials=recommendation["recommended"]["trials"])["checkpoints.best_not_last"]
+        joined = replace(joined, findings=tuple(late if f.code == late.code else f for f in joined))
     if "evaluation_sample" in record.facts:
         refused = bool((recommendation.get("examples") or {}).get("refused"))
         joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)

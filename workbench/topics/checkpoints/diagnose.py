@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
+from workbench.curves.judged import own_trials
 from workbench.curves.selection import FEWEST_TO_SEE_NOISE, SelectedRun, metric_sign, read_runs
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis
@@ -37,6 +38,7 @@ _RESUME_ADVICE = {
 def diagnose_checkpoints(
     record: RecordLike,
     *,
+    trials: Sequence[int] = (),
     min_gain_frac: float = 0.1,
     false_alarm: float = 0.05,
     noise_sds: float = 4.0,
@@ -50,6 +52,7 @@ def diagnose_checkpoints(
 
     Args:
         record: a study of any kind; runs that are judged are those of the stage "checkpoints", or of the study's own config.
+        trials: of a changed config, which are judged instead.
         min_gain_frac: smaller gains, as a share of what training learned, do not matter; the noise of a constant learning rate moves
             the last evaluation by several percent (rule of thumb).
         false_alarm: chance at which a gain is believed by its spread over the seeds, one-sided (rule of thumb).
@@ -61,14 +64,16 @@ def diagnose_checkpoints(
     Returns:
         The codes `checkpoints.best_not_last`, `.resume_jump` and `.selection`, once each.
     """
-    runs = read_runs(record)
-    last = _best_not_last(record, runs, min_gain_frac, false_alarm, noise_sds)
+    runs = read_runs(record, trials)
+    own = {*own_trials(record)}.issuperset(run.trial for run in runs) and len(runs) < len(record.trials)
+    whose = "the changed config's " if trials else "the baseline's " if own else ""
+    last = _best_not_last(record, runs, whose, min_gain_frac, false_alarm, noise_sds)
     chosen = _with_others(record, runs, _selection(record, runs, max_luck_frac))
     return Diagnosis.of(record, (last, resume_finding(record.facts.get("resume")), chosen))
 
 
 def _best_not_last(
-    record: RecordLike, runs: Sequence[SelectedRun], min_gain_frac: float, false_alarm: float, noise_sds: float
+    record: RecordLike, runs: Sequence[SelectedRun], whose: str, min_gain_frac: float, false_alarm: float, noise_sds: float
 ) -> Finding:
     judged = [run for run in runs if run.judged]
     if not judged:
@@ -90,6 +95,8 @@ def _best_not_last(
     middle = float(np.median([run.best_frac for run in judged]))
     if middle <= 0.5:
         advice.append("The second half of the run gains nothing here: regularise, or plan fewer steps and tune again.")
+    if sum(run.best <= int(run.steps[0] == 0) for run in judged) > len(judged) / 2:
+        advice.append("The best is the first evaluation of training: evaluate more often to find where it is best.")
     if broken := sum(not math.isfinite(run.gain) for run in judged):
         said = (
             f"The last evaluation is not finite in {broken} of {len(judged)} runs, so the last checkpoint is useless."
@@ -104,9 +111,10 @@ def _best_not_last(
     gain, threshold = numbers["gain"], numbers["threshold"]
     little = f", but too little to matter ({matters_from:.2g})" if threshold < gain <= matters_from else ""
     evidence |= numbers | {"matters_from": matters_from}
-    said = f"The last checkpoint is the best in {f'each of {len(judged)} runs' if many else 'the only run'}."
+    of = f"{whose}{len(judged)} runs" if many else f"{whose or 'the only '}run"
+    said = f"The last checkpoint is the best in {'each of ' * many}{of}."
     if early := sum(run.best < run.costs.size - 1 for run in judged):
-        of = f"{early} of {len(judged)} runs" if many else "the only run"
+        of = f"{early} of {of}" if many else of
         at = f"at {middle:.0%} of the steps{', median' * many}"
         said = f"The best checkpoint is not the last in {of} ({at}). {better.format(little=little)}"
     known |= {"value": gain, "threshold": threshold}
