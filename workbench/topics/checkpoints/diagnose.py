@@ -67,13 +67,13 @@ def diagnose_checkpoints(
     runs = read_runs(record, trials)
     own = {*own_trials(record)}.issuperset(run.trial for run in runs) and len(runs) < len(record.trials)
     whose = "the changed config's " if trials else "the baseline's " if own else ""
-    last = _best_not_last(record, runs, whose, min_gain_frac, false_alarm, noise_sds)
+    last = _best_not_last(record, runs, min_gain_frac, false_alarm, noise_sds, whose=whose)
     chosen = _with_others(record, runs, _selection(record, runs, max_luck_frac))
     return Diagnosis.of(record, (last, resume_finding(record.facts.get("resume")), chosen))
 
 
 def _best_not_last(
-    record: RecordLike, runs: Sequence[SelectedRun], whose: str, min_gain_frac: float, false_alarm: float, noise_sds: float
+    record: RecordLike, runs: Sequence[SelectedRun], min_gain_frac: float, false_alarm: float, noise_sds: float, *, whose: str
 ) -> Finding:
     judged = [run for run in runs if run.judged]
     if not judged:
