@@ -272,7 +272,10 @@ def test_no_secret_of_a_command_is_in_its_study(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--device", "cpu", "--", "python", "train.py"], "--device is for a workload"),
-        (["--metric", "accuracy", "digits_mlp"], "--metric is for a command after --; a workload names its metric in its config: select="),
+        (
+            ["--metric", "accuracy", "digits_mlp"],
+            "--metric is for a command after --; a workload names its metric in its config: select=",
+        ),
         (["--copy", "digits_mlp"], "--copy is for a command after --"),
         (["--device", "cuda:99", "digits_mlp"], "Use --device cpu or --device auto, or install"),
         (["--metric", "(", "--", "python", "train.py"], "--metric '(' is not a regular expression"),

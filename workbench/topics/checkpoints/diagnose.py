@@ -73,7 +73,13 @@ def diagnose_checkpoints(
 
 
 def _best_not_last(
-    record: RecordLike, runs: Sequence[SelectedRun], min_gain_frac: float, false_alarm: float, noise_sds: float, *, whose: str
+    record: RecordLike,
+    runs: Sequence[SelectedRun],
+    min_gain_frac: float,
+    false_alarm: float,
+    noise_sds: float,
+    *,
+    whose: str,
 ) -> Finding:
     judged = [run for run in runs if run.judged]
     if not judged:

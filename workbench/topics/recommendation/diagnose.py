@@ -123,7 +123,11 @@ def _at_end(record: RecordLike, comparison: Mapping[str, Any]) -> dict[str, Any]
         return None
     runs = found.evidence["runs"]
     steps = sorted(run["best_step"] for run in runs)
-    return {"best_steps": [steps[0], steps[-1]], "steps": runs[0]["total_steps"], "last": float(np.mean([run["last"] for run in runs]))}
+    return {
+        "best_steps": [steps[0], steps[-1]],
+        "steps": runs[0]["total_steps"],
+        "last": float(np.mean([run["last"] for run in runs])),
+    }
 
 
 def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
