@@ -16,6 +16,7 @@ from tests.helpers.simulated_records import evaluations, record, trial
 from tests.helpers.workloads import small_net, small_workload
 from workbench.curves.judged import judged
 from workbench.findings.answers import answers
+from workbench.playbook.verdict import held_to_the_end
 from workbench.studies.session import open_session
 from workbench.topics.optimizers.constants import CODES, diagnose_replaced
 from workbench.topics.recommendation.diagnose import recommend, screen
@@ -98,7 +99,7 @@ def test_an_adopted_config_that_overfits_says_where_it_is_best_and_how_it_ends(r
             curve = 2.0 + (low - 2.0 + 0.01 * seed) * np.minimum(at / 0.2, 1) + up * np.maximum(at - 0.2, 0) / 0.8
             stage = "baseline" if lr == 0.1 else "lr_sweep" if seed == 0 else "proof"
             study.run(lr, curve, steps=np.arange(0, TOTAL + 1, 10), seed=seed, stage=stage)
-    found = recommend(study.record, known(0.3))
+    _, found = held_to_the_end(study.record, known(0.3), recommend(study.record, known(0.3)))
     text = next(a.text for a in answers(known(0.3).findings, found) if a.question == "Config")
     assert found["adopted"]
     late = found["at_end"]

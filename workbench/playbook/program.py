@@ -23,7 +23,7 @@ from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
 from workbench.playbook.plan import PROGRAM_RUNS, plan_program
-from workbench.playbook.verdict import with_report
+from workbench.playbook.verdict import held_to_the_end, with_report
 from workbench.programs.command import Command, check_command
 from workbench.programs.on_ray import on_ray
 from workbench.programs.session import ProgramSession, metric_of, open_program
@@ -284,6 +284,7 @@ def judge_program(record: StudyRecord) -> Diagnosis:
     found = replace(found, findings=as_first_look(record.facts, lined))
     recommendation = recommend(study, found)
     found = settled_by_proof(record, found, recommendation)
+    found, recommendation = held_to_the_end(record, found, recommendation)
     costly = _costly(record)
     recommendation |= {
         "paste": lines_to_change(record, recommendation),

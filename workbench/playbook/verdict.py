@@ -6,13 +6,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from workbench.config import is_callable_name
 from workbench.curves.judged import judged
 from workbench.curves.losses import judged_without_loss
+from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
-from workbench.findings.first_look import as_first_look
+from workbench.findings.first_look import FIRST_LOOK, as_first_look
 from workbench.record.read import StudyRecord, open_record
 from workbench.topics.architecture.diagnose import diagnose_architecture, excused_architecture
 from workbench.topics.batch_norm.diagnose import diagnose_batch_norm
@@ -77,9 +80,7 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     joined = replace(joined, findings=tuple(f for f in joined if f.code not in _ELSEWHERE))
     recommendation = recommend(study, joined)
     joined = settled_by_proof(record, joined, recommendation)
-    if recommendation["at_end"]:
-        late = diagnose_checkpoints(record, trials=recommendation["recommended"]["trials"])["checkpoints.best_not_last"]
-        joined = replace(joined, findings=tuple(late if f.code == late.code else f for f in joined))
+    joined, recommendation = held_to_the_end(record, joined, recommendation)
     if "evaluation_sample" in record.facts:
         refused = bool((recommendation.get("examples") or {}).get("refused"))
         joined += diagnose_evaluation_sample(record, adopted=recommendation["adopted"] or refused)
@@ -89,6 +90,22 @@ def diagnose_record(record: StudyRecord) -> Diagnosis:
     )  # fmt: skip
     left = [step.line for step in next_steps(record, joined) if not step.done and not step.tried]
     return replace(joined, recommendation=recommendation | {"next": left})
+
+
+def held_to_the_end(
+    record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]
+) -> tuple[Diagnosis, dict[str, Any]]:
+    """Return both with what an adopted config loses by the end of its runs: `at_end`, where they are best and how they end; None for nothing."""
+    late = None
+    if recommendation["adopted"] and FIRST_LOOK not in record.facts:
+        late = diagnose_checkpoints(record, trials=recommendation["recommended"]["trials"])["checkpoints.best_not_last"]
+    if late is None or late.status != "warn":
+        return diagnosis, {**recommendation, "at_end": None}
+    runs = late.evidence["runs"]
+    steps = [run["best_step"] for run in runs]
+    end = {"best_steps": [min(steps), max(steps)], "steps": runs[0]["total_steps"], "last": fmean(run["last"] for run in runs)}  # fmt: skip
+    findings = tuple(late if f.code == late.code else f for f in diagnosis)
+    return replace(diagnosis, findings=findings), {**recommendation, "at_end": end}
 
 
 def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.clipping import clipped_runs
 from workbench.curves.judged import failed_when_proved, judged_runs, trials_with
@@ -31,7 +29,6 @@ from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK, length_of_runs
 from workbench.record.roles import SHORT, Role
-from workbench.topics.checkpoints.diagnose import diagnose_checkpoints
 from workbench.topics.clipping.ladder import masks
 
 REMEDIES = (Role.FIX, Role.WARMUP_FULL, Role.CLIPPING)
@@ -57,7 +54,7 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
 
 
 def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT) -> dict[str, Any]:
-    """Return config, changed, own (values before), paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof, examples and at_end.
+    """Return config, changed, own (values before), paste, baseline, recommended, candidate, chosen, adopted, reason, refuted, proof and examples.
 
     The best candidate of `screen`, or the second best where that one is refused and both were proved, is adopted where it wins
     over seeds (`prove`), or, where no proof was planned ("proof_seeds" in the facts), where it is better by more than its noise, and where nothing speaks
@@ -110,23 +107,6 @@ def recommend(record: RecordLike, diagnosis: Diagnosis, *, limit: float = LIMIT)
         "own": before,
         "paste": _paste(given, {n: v for n, v in (own | changes).items() if v != given.get(n)}),
         **comparison,
-        "at_end": _at_end(record, comparison),
-    }
-
-
-def _at_end(record: RecordLike, comparison: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return where the runs of an adopted config are best, and the selected metric when they end; None where they do not end worse."""
-    if not comparison["adopted"] or FIRST_LOOK in record.facts:
-        return None
-    found = diagnose_checkpoints(record, trials=comparison["recommended"]["trials"])["checkpoints.best_not_last"]
-    if found.status != "warn":
-        return None
-    runs = found.evidence["runs"]
-    steps = sorted(run["best_step"] for run in runs)
-    return {
-        "best_steps": [steps[0], steps[-1]],
-        "steps": runs[0]["total_steps"],
-        "last": float(np.mean([run["last"] for run in runs])),
     }
 
 
