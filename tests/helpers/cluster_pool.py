@@ -41,7 +41,7 @@ class ClusterPool:
         for job, index in tasks:
             engine.restart(job, index)
             wait_until(
-                lambda job=job, index=index: engine.check(job, index) is None and lives(engine.pid(job, index)),
+                lambda job=job, index=index: engine.check(job, index) is None and lives(engine._tasks[job, index].pid),
                 what=f"the return of {job} {index}",
             )
         _look(cluster.id, cluster.num_ps)

@@ -111,6 +111,6 @@ def shared_memory() -> set[str]:
 def sigkill(engine: Any, job: str, index: int) -> None:
     """End a task of a cluster from outside; an engine of processes is told nothing, one of threads has nothing else to kill."""
     if hasattr(engine, "pid"):
-        os.kill(engine.pid(job, index), signal.SIGKILL)
+        os.kill(engine._tasks[job, index].pid, signal.SIGKILL)
     else:
         engine.kill(job, index)

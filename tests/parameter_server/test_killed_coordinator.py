@@ -104,7 +104,7 @@ def run(program: str, folder: Path, address: str | None) -> None:
 
     cluster = Cluster(RayEngine(1, 2, address=address))
     engine: Any = cluster.engine
-    tasks = [engine.pid("worker", 0), engine.pid("ps", 0), engine.pid("ps", 1)]
+    tasks = [engine._tasks["worker", 0].pid, engine._tasks["ps", 0].pid, engine._tasks["ps", 1].pid]
     Diary(folder / "tasks").write(pid=os.getpid(), tasks=tasks)
     PROGRAMS[program][0](cluster, folder)
     cluster.shutdown()

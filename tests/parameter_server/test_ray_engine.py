@@ -169,7 +169,7 @@ def test_a_worker_that_is_killed_from_outside_comes_back_by_itself(
 ) -> None:
     """Behaviours 47, 48, 50, T10.1: its closure runs elsewhere, its dataset is built again, writes count once."""
     total = strategy.variable(0.0)
-    before = engine.incarnation("worker", 0), engine.pid("worker", 0)
+    before = engine.incarnation("worker", 0), engine._tasks["worker", 0].pid
 
     def draw(iterator: Iterator[int]) -> int:
         total.assign_add(1.0)
@@ -184,10 +184,10 @@ def test_a_worker_that_is_killed_from_outside_comes_back_by_itself(
     assert len(coordinator.fetch(values)) == 60
     assert float(total) == 60.0
     wait_until(lambda: engine.check("worker", 0) is None and engine.incarnation("worker", 0) > before[0])
-    assert engine.pid("worker", 0) != before[1]
+    assert engine._tasks["worker", 0].pid != before[1]
     assert coordinator.metrics()["worker_failures"] >= 1
     for worker in range(2):  # between two closures: they are told, not asked for what they cannot have
-        os.kill(engine.pid("worker", worker), signal.SIGKILL)
+        os.kill(engine._tasks["worker", worker].pid, signal.SIGKILL)
     assert len(coordinator.fetch([coordinator.schedule(draw, args=(iterators,)) for _ in range(4)])) == 4
 
 
@@ -272,7 +272,7 @@ def test_where_there_is_no_memory_to_share_values_travel_by_calls(ray_up: Callab
     ray_up()
     with Cluster(RayEngine(1, 1)) as cluster:
         assert isinstance(cluster.engine, RayEngine)
-        resource.prlimit(cluster.engine.pid("ps", 0), resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        resource.prlimit(cluster.engine._tasks["ps", 0].pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         strategy = ParameterServerStrategy(cluster)
         large, small = strategy.variable(torch.ones(1 << 20)), strategy.variable(torch.ones(4))
         assert float(large.read().sum()) == 1 << 20

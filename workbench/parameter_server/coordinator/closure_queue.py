@@ -89,6 +89,7 @@ class ClosureQueue:
         Raises:
             Exception: the first error of a closure that failed before; this one is cancelled then.
         """
+        closure.tag = tag
         if tag is not None:
             with self._changed:
                 self._refuse_if_stopped(closure)
@@ -137,28 +138,28 @@ class ClosureQueue:
     def put_back(self, closure: Closure) -> None:
         """Return a closure that ran without an end, because its worker died: it runs first, or is cancelled after an error."""
         with self._changed:
-            if self._error is not None or self._stopped:
+            if self._stopped or (self._error is not None and closure.tag is None):
                 closure.mark_cancelled()
                 self._ended(closure)
             else:
-                self._waiting.appendleft(closure)
+                (self._waiting if closure.tag is None else self._tagged[closure.tag]).appendleft(closure)
                 self._work.notify()
-            self._left_flight()
+            self._left_flight(closure)
 
-    def mark_finished(self, closure: Closure, *, tagged: bool = False) -> None:
-        """Count a closure that came to its end, as one with a tag or without."""
+    def mark_finished(self, closure: Closure) -> None:
+        """Count a closure that came to its end."""
         with self._changed:
             self._ended(closure)
-            if not tagged:
-                self._left_flight()
+            self._left_flight(closure)
 
     def mark_failed(self, closure: Closure, error: BaseException) -> None:
-        """Record that a running closure raised; the first error is the one that is reported, and everything else stops."""
+        """Record that a running closure raised: of those without a tag the first error is reported, and everything else stops."""
         with self._changed:
             closure.output.set_error(error)
-            self._record(error)
+            if closure.tag is None:
+                self._record(error)
             self._ended(closure)
-            self._left_flight()
+            self._left_flight(closure)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing waits or runs; False if that took longer than `timeout_s`.
@@ -220,7 +221,9 @@ class ClosureQueue:
         stamp, newest, closures = self.alive
         self.alive = Alive(stamp + 1, newest, tuple(each for each in closures if each != closure.run))
 
-    def _left_flight(self) -> None:
+    def _left_flight(self, closure: Closure) -> None:
+        if closure.tag is not None:
+            return
         self.in_flight -= 1
         self._tell_clock()
         if not self.in_flight or self._error is not None:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from workbench.errors import UsageError
 from workbench.parameter_server.coordinator.closure_queue import MAX_WAITING
-from workbench.parameter_server.coordinator.dispatch import MAX_ATTEMPTS, Dispatcher, referred
+from workbench.parameter_server.coordinator.dispatch import MAX_ATTEMPTS, Dispatcher
 from workbench.parameter_server.data.datasets import DatasetCreator, IteratorRecipe, as_dataset_recipe, takes_context
 from workbench.parameter_server.servers.links import reach_anew
 from workbench.parameter_server.servers.placed import PlacedModule
 from workbench.parameter_server.servers.replicas import merged_buffers
 from workbench.parameter_server.strategy import ParameterServerStrategy
 from workbench.parameter_server.workers.closure import Closure, RemoteValue, map_structure
-from workbench.parameter_server.workers.worker import Call, PerWorkerValues
+from workbench.parameter_server.workers.worker import PerWorkerValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +178,7 @@ class ClusterCoordinator:
 
         A worker that is away is waited for.
         """
-        return self._dispatcher.on_every_worker(Call(function, map_structure(referred, list(args))))
+        return self._dispatcher.on_every_worker(function, list(args))
 
     def meet_servers(self, make: Callable[[], object], wait_s: float) -> None:
         """Wait until the servers that died are there again, and hold what `make` makes; see `CheckpointManager.recover`."""

@@ -8,8 +8,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,10 +45,8 @@ _LOOPS, _RESOURCES = itertools.count(), itertools.count()  # of all coordinators
 
 
 @dataclass(eq=False)
-class _OwnWork(Closure):
-    """What the dispatcher asks of one worker itself: a function of its own, or a call there."""
-
-    call: Call | None = None
+class _Build(Closure):
+    """Lets a worker make a resource; its function runs here, in the thread of that worker."""
 
 
 class Dispatcher:
@@ -91,12 +89,12 @@ class Dispatcher:
         resource = next(_RESOURCES)
         self.resources[resource] = make
         for worker in range(self.engine.num_workers):
-            self.queue.put(_OwnWork(self._build, [worker, resource]), tag=worker)
+            self.queue.put(_Build(self._build, [worker, resource]), tag=worker)
         return resource
 
-    def on_every_worker(self, call: Call) -> list[Any]:
-        """Run a call once on each worker and return the results by the workers' indices."""
-        closures = [_OwnWork(call.function, call=call) for _ in range(self.engine.num_workers)]
+    def on_every_worker(self, function: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+        """Run a function once on each worker and return the results by the workers' indices."""
+        closures = [Closure(function, args) for _ in range(self.engine.num_workers)]
         for worker, closure in enumerate(closures):
             self.queue.put(closure, tag=worker)
         return [closure.output.fetch() for closure in closures]
@@ -130,44 +128,11 @@ class Dispatcher:
         if self._stopped.wait(delay_s):
             return
         while (closure := self.queue.get(tag=worker)) is not None:
-            if isinstance(closure, _OwnWork):
-                self._run_own(worker, closure)
-            else:
-                # as long as enough stay for the other workers; what a worker died of runs alone
-                count = 1 if closure.lost else self.engine.at_once(worker)
-                more = self.queue.more(count - 1, self.engine.num_workers) if count > 1 else []
-                self._run(worker, [closure, *more])
-                del more
-            del closure
-
-    def _run_own(self, worker: int, closure: _OwnWork) -> None:
-        """Run what the dispatcher asked of one worker itself; it is asked again when the worker is back."""
-        while not self._stopped.is_set():
-            try:
-                if closure.call is None:
-                    closure.output.set_value(closure.function(*closure.args))
-                else:
-                    given = replace(closure.call, run=self._run_of(closure), scheduled=False)
-                    ((value, error),) = self.engine.execute(worker, [given], threading.Event())
-                    if error is not None:
-                        raise error
-                    closure.output.set_value(value)
-            except UnavailableError as error:
-                given_up = self._given_up(closure, worker) if error.job == "worker" else error
-                if given_up is None and self._recover(worker):
-                    continue
-                closure.output.set_error(given_up or error)
-                if error.job == "worker" and given_up is not None:
-                    self._recover(worker)
-            except NotHeldError as error:
-                if error.resource in self.resources and self._recover(worker):
-                    continue
-                closure.output.set_error(error)
-            except Exception as error:
-                closure.output.set_error(error)
-            self.queue.mark_finished(closure, tagged=True)
-            return
-        closure.mark_cancelled()
+            # as long as enough stay for the other workers; what a worker died of runs alone
+            count = 1 if closure.lost or closure.tag is not None else self.engine.at_once(worker)
+            more = self.queue.more(count - 1, self.engine.num_workers) if count > 1 else []
+            self._run(worker, [closure, *more])
+            del closure, more
 
     def _run(self, worker: int, closures: list[Closure]) -> None:
         """Run closures; those that the worker did not come to go back."""
@@ -183,7 +148,8 @@ class Dispatcher:
                 self.queue.put_back(closure)  # started anew while nobody asked it anything
                 self._recover(worker)
             else:
-                self.metrics.ended(worker, seconds, failed=error is not None)
+                if closure.tag is None:
+                    self.metrics.ended(worker, seconds, failed=error is not None)
                 if self._watchdog is not None:
                     self._watchdog.report_progress()
                 if error is None:
@@ -194,10 +160,13 @@ class Dispatcher:
 
     def _outcomes(self, worker: int, closures: list[Closure]) -> list[Ended]:
         """Return result or error of those that came to an end, the first at least."""
-        if closures[0].cancel.is_set():
+        first = closures[0]
+        if first.cancel.is_set():
             return [(None, CancelledError())]
         try:
-            return self.engine.execute(worker, [self._call(closure) for closure in closures], closures[0].cancel)
+            if isinstance(first, _Build):
+                return [(first.function(*first.args), None)]
+            return self.engine.execute(worker, [self._call(closure) for closure in closures], first.cancel)
         except ClosureInputError as error:
             return self._outcomes(worker, closures[:1]) if len(closures) > 1 else [(None, error)]
         except BaseException as error:
@@ -205,13 +174,11 @@ class Dispatcher:
 
     def _call(self, closure: Closure) -> Call:
         refuse_captured(closure.function)
-        args = map_structure(referred, list(closure.args))
-        kwargs = map_structure(referred, dict(closure.kwargs))
-        return Call(closure.function, args, kwargs, self._run_of(closure))
-
-    def _run_of(self, closure: Closure) -> Run:
+        args = map_structure(_referred, list(closure.args))
+        kwargs = map_structure(_referred, dict(closure.kwargs))
         assert closure.run is not None
-        return Run(self._loop, closure.run, self.queue.alive)
+        run = Run(self._loop, closure.run, self.queue.alive)
+        return Call(closure.function, args, kwargs, run, scheduled=closure.tag is None)
 
     def _task_gone(self, worker: int, closure: Closure, error: UnavailableError) -> None:
         if error.job == "worker":
@@ -313,7 +280,7 @@ class Dispatcher:
             self.engine.build(worker, resource, make)
 
 
-def referred(value: Any) -> Any:
+def _referred(value: Any) -> Any:
     """Return what stands for a container of per-worker values in a call; anything else is itself."""
     return value.ref if isinstance(value, PerWorkerValues) else value
 

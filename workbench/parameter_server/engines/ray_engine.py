@@ -171,10 +171,6 @@ class RayEngine:
     def incarnation(self, job: Job, index: int) -> int:
         return self._tasks[job, index].incarnation
 
-    def pid(self, job: Job, index: int) -> int:
-        """Return the process of a task, on its machine."""
-        return self._tasks[job, index].pid
-
     def kill(self, job: Job, index: int) -> None:
         self._tasks[job, index].kill()
 

@@ -68,12 +68,8 @@ class Sendable(NamedTuple):
 
     number: int
     content: bytes
-
-
-class _Entry(NamedTuple):
     thing: Any  # a weak reference, or the thing itself
-    captured: tuple[Any, ...]
-    sendable: Sendable
+    captured: tuple[Any, ...]  # what it takes along, likewise
 
 
 class SendOnce:
@@ -86,7 +82,7 @@ class SendOnce:
 
     def __init__(self, pack: Callable[[Any], bytes], drop: Callable[[int], object]) -> None:
         self._pack, self._drop = pack, drop
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Sendable] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -100,7 +96,7 @@ class SendOnce:
             and len(entry.captured) == len(captured)
             and all(map(_still_is, entry.captured, captured))
         ):
-            return entry.sendable
+            return entry
         try:
             content = self._pack(thing)
         except Exception as error:
@@ -110,11 +106,12 @@ class SendOnce:
                 "where they are: make what the function needs inside of it, in a dataset function, or give it as an argument."
             ) from error
         with self._lock:
-            before, sendable = self._entries.get(id(thing)), Sendable(next(self._numbers), content)
-            held = _weak(thing, functools.partial(self._forget, id(thing), sendable.number))
-            self._entries[id(thing)] = _Entry(held, tuple(map(_weak, captured)), sendable)
+            before, number = self._entries.get(id(thing)), next(self._numbers)
+            held = _weak(thing, functools.partial(self._forget, id(thing), number))
+            sendable = Sendable(number, content, held, tuple(map(_weak, captured)))
+            self._entries[id(thing)] = sendable
         if before is not None:
-            self._drop(before.sendable.number)
+            self._drop(before.number)
         return sendable
 
     def check(self, closure: Closure) -> None:
@@ -134,7 +131,7 @@ class SendOnce:
 
     def _forget(self, key: int, number: int, _: Any) -> None:
         entry = self._entries.get(key)
-        if entry is not None and entry.sendable.number == number:
+        if entry is not None and entry.number == number:
             self._entries.pop(key, None)
             self._drop(number)
 

@@ -9,7 +9,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -109,8 +109,7 @@ class ThreadEngine:
         )
         until: float | None = None
         while not ended.done():
-            with contextlib.suppress(TimeoutError):
-                ended.exception(POLL_S)
+            if wait([ended], POLL_S).done:
                 break
             if cancel.is_set():
                 until = until or time.monotonic() + self.grace_s

@@ -95,6 +95,7 @@ class Closure:
     output: RemoteValue[Any] = field(default_factory=RemoteValue)  # what `schedule` returned
     # the same for all that were put since the last error
     cancel: threading.Event = field(default_factory=threading.Event)
+    tag: int | None = None  # the only worker that it is for
     run: int | None = None  # in which place it began; the same when it runs again
     lost: list[int] = field(default_factory=list)  # workers that died while they ran it
 
