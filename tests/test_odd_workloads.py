@@ -49,6 +49,16 @@ def reconstruction(outputs: Tensor, batch: Any) -> Tensor:
     return F.binary_cross_entropy(outputs, batch[0], reduction="none").mean(1)
 
 
+def covered(outputs: Tensor, batch: Any) -> Tensor:
+    spread = torch.linalg.cholesky(torch.eye(2) * (1.0 + outputs.square().mean()))
+    return squared(outputs, batch) * spread[0, 0]
+
+
+def surprise(outputs: Tensor, batch: Any) -> Tensor:
+    shares = outputs.squeeze(-1).exp()
+    return -Normal(shares / shares.sum(), 1.0).log_prob(batch[1])
+
+
 def bounded(outputs: Tensor, batch: Any) -> Tensor:
     if float(outputs.detach().abs().max()) > 1e3:
         raise ValueError("the scale is too large")
@@ -59,9 +69,11 @@ def bounded(outputs: Tensor, batch: Any) -> Tensor:
     ("workload", "raised"),
     [
         (lambda: odd(Encoder, reconstruction), ()),
+        (lambda: odd(lambda: nn.Linear(8, 1), covered), ("LinAlgError: linalg.cholesky",)),
+        (lambda: odd(lambda: nn.Linear(8, 1), surprise), ("ValueError: Expected parameter loc",)),
         (lambda: small_workload(loss=bounded), ("ValueError: the scale is too large",)),
     ],
-    ids=["a loss that asserts on NaN", "one that asserts on finite outputs"],
+    ids=["a loss that asserts on NaN", "cholesky", "a distribution", "one that asserts on finite outputs"],
 )
 def test_what_raises_at_too_high_an_lr_has_diverged(tmp_path: Path, workload: Any, raised: tuple[str, ...]) -> None:
     record = wb.lr_sweep.Study(lrs=(0.01, 1e9)).run(workload(), out=tmp_path / "s")

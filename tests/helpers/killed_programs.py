@@ -110,7 +110,7 @@ def shared_memory() -> set[str]:
 
 def sigkill(engine: Any, job: str, index: int) -> None:
     """End a task of a cluster from outside; an engine of processes is told nothing, one of threads has nothing else to kill."""
-    if hasattr(engine, "pid"):
+    if engine.name == "ray":
         os.kill(engine._tasks[job, index].pid, signal.SIGKILL)
     else:
         engine.kill(job, index)

@@ -76,6 +76,7 @@ def test_folders_of_killed_processes_are_deleted_and_those_of_others_not(
     before = {p.name for p in tmp_path.iterdir()}
     with temporary_folder() as first, temporary_folder() as second:
         now = {p.name for p in tmp_path.iterdir()}
+        assert Path(first).stat().st_mode & 0o777 == 0o700, "nobody else looks into it"
     assert now == before - {folders[1].name} | {Path(first).name, Path(second).name}
     assert lives.name in now
     assert {p.name for p in tmp_path.iterdir()} == before - {folders[1].name}

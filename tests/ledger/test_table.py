@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 import workbench as wb
-from tests.helpers.study_folders import PLAIN, opened, study
+from tests.helpers.study_folders import PLAIN, filled, opened, study
 from tests.helpers.workloads import small_workload
 from workbench import cli
 from workbench.errors import RecordError, UsageError
@@ -296,3 +297,12 @@ def test_a_whole_run_that_stayed_finite_is_the_best_and_a_study_of_failures_has_
     assert (table.loc["good", "best_value"], table.loc["good", "state"]) == (0.5, "finished")
     assert table.loc["bad", "state"] == "failed"
     assert wb.open(tmp_path / "good").best().number == 0
+
+
+@pytest.mark.slow
+def test_a_study_of_two_thousand_trials_is_in_the_table_within_a_second(tmp_path: Path) -> None:
+    """Ten thousand within five: its trials are read once, not once for each of the others."""
+    filled(tmp_path / "many", trials=2000, steps=1).close()
+    begun = time.process_time()
+    assert wb.list_studies(tmp_path)["trials"].tolist() == [2000]
+    assert time.process_time() - begun < 1.0

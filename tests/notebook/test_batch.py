@@ -200,7 +200,7 @@ def test_an_interrupted_batch_is_130_and_the_same_command_goes_on(notebook: Path
 def test_what_a_run_was_given_and_said_is_text_without_secrets_in_the_summary(tmp_path: Path) -> None:
     """A page that CI keeps for all to see: markup is escaped, and the password in an address is cut out."""
     address = "postgresql://me:hunter2@db/wb"
-    given = [{"status": f"<img src=x>{address}"}, {"status": "fail"}]
+    given = [{"status": f"<img src=x>{address}"}, {"status": "=HYPERLINK(1)"}]
     made = [
         NotebookRun(
             number=n, parameters=row, state="crashed", verdicts=(), seconds=1.0, kept=False, notebook=tmp_path / f"00{n}.ipynb",
@@ -216,6 +216,7 @@ def test_what_a_run_was_given_and_said_is_text_without_secrets_in_the_summary(tm
         assert "<i>" not in shown
         assert "&lt;img src=x&gt;" in shown
         assert "no &lt;b&gt;way" in shown
+    assert ",'=HYPERLINK(1)," in (tmp_path / "summary.csv").read_text(), "no spreadsheet computes it"
     for shown in (page, (tmp_path / "summary.csv").read_text(), repr(runs), str(made[0]), runs._repr_html_()):
         assert "hunter2" not in shown
         assert "db/wb" in shown

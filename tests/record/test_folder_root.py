@@ -68,7 +68,7 @@ def test_copies_of_notebooks_follow_their_originals_until_they_are_changed(
     assert Path("my_notebooks/.gitignore").read_text() == "*\n"
 
 
-NAMES = ["run1:try2", "s3:x", "[v2]", "org/model", "../../x", "/etc/x", "x" * 300, "-x", "..", "é" * 200]
+NAMES = ["run1:try2", "s3:x", "file:x", "[v2]", "org/model", "../../x", "/etc/x", "x" * 300, "-x", "..", "é" * 200]
 
 
 @pytest.mark.parametrize("name", NAMES)
