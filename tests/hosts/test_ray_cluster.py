@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import stranger
 from tests.helpers.executors import gone
 from tests.helpers.leftovers import Leftovers
 from workbench.errors import ClusterError, WorkbenchError
@@ -238,6 +239,65 @@ def test_its_token_is_its_owners_alone_before_ray_starts(tmp_path: Path, there: 
     assert mode == "0o600"
     assert text == (there or text)
     assert len(text) >= 32
+
+
+_HELD = """
+import json, os, sys
+import ray
+from workbench.ray.cluster import RayCluster
+
+class Worker:
+    def twice(self, number): return 2 * number
+
+cluster = RayCluster.connect()
+worker = cluster.place(Worker)
+assert cluster.result(cluster.call(worker, "twice", 1)) == 2
+with open("/proc/net/tcp") as file4, open("/proc/net/tcp6") as file6:
+    sockets = {row[9]: int(row[1].split(":")[1], 16) for file in (file4, file6) for row in map(str.split, list(file)[1:]) if row[3] == "0A"}
+ports = set()
+for pid in os.listdir("/proc"):
+    try:
+        if pid.isdigit() and os.getsid(int(pid)) == os.getsid(0):
+            held = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            ports |= {sockets[link[8:-1]] for link in held if link[8:-1] in sockets}
+    except OSError:
+        pass
+head = int(ray.get_runtime_context().gcs_address.rpartition(":")[2])
+print(json.dumps({"head": head, "ports": sorted(ports)}), flush=True)
+sys.stdin.read()
+print(cluster.result(cluster.call(worker, "twice", 2)), flush=True)
+cluster.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_stranger_on_this_machine_runs_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
+    """Another user, where this one may become one: no token, a wrong one, that of a cluster before; bytes and pickles at every port."""
+    pytest.importorskip("ray")
+    environment = {**_environment(), "TMPDIR": "/tmp", "HOME": str(tmp_path), "PYTHONPATH": ROOT}
+    makes = "from workbench.ray.address import require_token; require_token(alone=True)"
+    subprocess.run([sys.executable, "-c", makes], check=True, timeout=120, env=environment)
+    token = tmp_path / ".ray" / "auth_token"
+    stale = token.read_text()
+    token.unlink()
+    with subprocess.Popen(
+        [sys.executable, "-c", _HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        found = json.loads(process.stdout.readline())
+        assert found["head"] in found["ports"]
+        mark = tmp_path / "mark"
+        tokens = ["1" * 64, None, stale, token.read_text()]
+        command = stranger.command("127.0.0.1", found["head"], mark, tokens, found["ports"])
+        told = subprocess.run(command, env=stranger.environment(), capture_output=True, text=True, timeout=240)
+        assert told.returncode == 0, told.stderr
+        *answers, who = told.stdout.split()
+        assert answers == ["refused", "refused", "refused", "in"]
+        assert int(who) == (os.getuid() or stranger.NOBODY), "another user sent the bytes"
+        assert not mark.exists()
+        assert process.communicate("", timeout=60)[0].split() == ["4"]
+        assert process.returncode == 0
 
 
 def _environment() -> dict[str, str]:

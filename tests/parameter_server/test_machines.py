@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import stranger
 from tests.helpers.machines import Machine, machines, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
@@ -85,30 +86,6 @@ with wb.ps.connect_to_cluster(wait_s=300) as cluster:
             print("told", time.monotonic(), error.job, flush=True)
             assert manager.recover(coordinator).steps == done
     assert placed.steps == done
-"""
-
-
-STRANGER = """
-import os, pickle, random, socket, sys
-from workbench.errors import ClusterError
-from workbench.ray.address import check_address
-
-class Bomb:
-    def __reduce__(self):
-        return os.system, (f"touch {sys.argv[1]}",)
-
-for port in map(int, sys.argv[2:]):
-    for given in (random.Random(port).randbytes(4096), pickle.dumps(Bomb()), b"GET / HTTP/1.1\\r\\n\\r\\n", b""):
-        with socket.create_connection(("a.train", port), timeout=5) as line:
-            line.sendall(given)
-for token in ("1" * 64, None, "0" * 64):
-    os.environ.pop("RAY_AUTH_TOKEN", None)
-    os.environ.update({"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_TOKEN": token, "RAY_AUTH_MODE": "token"})
-    try:
-        check_address("a.train:2220")
-        print("in")
-    except ClusterError as error:
-        print("refused")
 """
 
 
@@ -249,12 +226,11 @@ def test_what_is_open(tasks: Tasks) -> None:
 def test_a_stranger_runs_nothing_and_disturbs_nobody(tasks: Tasks) -> None:
     """Random bytes, pickles and silence at every port, then Ray's own client with a wrong token, with none, and with the right one."""
     mark = tasks.a.folder / "mark"
-    ports = sorted({str(port) for address, port, _ in tasks.a.listening() if address in ("*", tasks.a.address)})
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    command = [sys.executable, "-c", STRANGER, os.fspath(mark), *ports]
-    stranger = tasks.b.start("stranger", command, environment | {"PYTHONPATH": ROOT})
-    assert stranger.wait(120) == 0, tasks.said()
-    assert tasks.b.log("stranger").read_text().split() == ["refused", "refused", "in"]
+    ports = sorted({port for address, port, _ in tasks.a.listening() if address in ("*", tasks.a.address)})
+    command = stranger.command("a.train", 2220, mark, ["1" * 64, None, "0" * 64], ports)
+    made = tasks.b.start("stranger", command, stranger.environment())
+    assert made.wait(120) == 0, tasks.said()
+    assert tasks.b.log("stranger").read_text().split()[:3] == ["refused", "refused", "in"]
     assert not mark.exists()
     tasks.both_train()
     tasks.all_right()
