@@ -325,6 +325,26 @@ def test_the_least_loss_of_probabilities_that_are_taken_for_logits_is_the_one_th
         )
 
 
+def test_logits_of_places_whose_view_mixes_them_with_classes_are_told(tmp_path: Path) -> None:
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 5)
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return x.movedim(1, -1).reshape(-1, 5)
+
+    for view, status in ((first, "fail"), (moved, "ok")):
+        model = nn.Conv2d(3, 5, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with wb.watch(model, optimizer, out=tmp_path / status) as run:
+            for _ in range(6):
+                optimizer.zero_grad()
+                F.cross_entropy(view(model(torch.randn(2, 3, 4, 6))), torch.randint(5, (48,))).backward()
+                optimizer.step()
+        found = run.diagnose()["loss.broadcast"]
+        assert found.status == status, found.summary
+        assert status == "ok" or "(2, 5, 4, 6) are viewed as (48, 5) (tests" in found.summary
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_outputs_that_are_given_as_targets_are_told(swapped: bool, tmp_path: Path) -> None:
     model, targets = nn.Linear(3, 4), torch.eye(4)

@@ -191,6 +191,20 @@ def test_weights_that_are_kept_without_a_copy_restore_nothing(
     assert (finding.status, "(tests/topics/test_loop_modes.py:" in finding.summary) == (("warn", True) if keep is dict else ("ok", False))  # fmt: skip
 
 
+@pytest.mark.parametrize(("dtype", "lr", "status"), [(torch.bfloat16, 1e-5, "fail"), (torch.bfloat16, 1.0, "ok"), (torch.float32, 1e-5, "ok")])  # fmt: skip
+def test_updates_that_16_bits_round_away_are_told(dtype: torch.dtype, lr: float, status: str, tmp_path: Path) -> None:
+    """Of numbers near 1 the next one in bfloat16 is 1/128 away, and the gradient is of size 1."""
+    model = nn.Linear(8, 5).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8, dtype=dtype)).sum().backward()
+            optimizer.step()
+    finding = run.diagnose()["loop.no_update"]
+    assert (finding.status, "16 bits" in finding.summary) == (status, status == "fail"), finding.summary
+
+
 def test_folds_that_begin_with_the_same_weights_rouse_nothing(tmp_path: Path) -> None:
     model = nn.Linear(8, 5)
     first = {name: value.clone() for name, value in model.state_dict().items()}

@@ -235,8 +235,8 @@ class LoopFacts:
                 self.loaders.stepped(self.updates)
             self.batches.stepped(whole=self.attention.awake or self.attention.roused)
 
-    def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:  # noqa: D102
-        self.parameters.moved(updates)
+    def moved(self, updates: Sequence[tuple[str, Tensor]], swallowed: Tensor | None) -> None:  # noqa: D102
+        self.parameters.moved(updates, swallowed)
 
     def updated(self, updates: int, optimizer: Optimizer) -> None:  # noqa: D102
         self.updates, self.near = updates, updates < WINDOW and self.attention.awake

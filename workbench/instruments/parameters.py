@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Parameters:
             0.0  # the lr now, the largest so far, and the largest at which updates were measured
         )
         self._largest: dict[str, Tensor] = {}
+        self._swallowed: list[Tensor] = []
         self.survival = Survival()
 
     def elsewhere(self, optimizer: Optimizer) -> None:
@@ -83,9 +85,10 @@ class Parameters:
         self._homeless |= {id(p): p for p in leaves if id(p) not in self._owned and p.grad is not None}
         return empty
 
-    def moved(self, updates: Sequence[tuple[str, Tensor]]) -> None:
-        """Note the largest update of each parameter so far."""
+    def moved(self, updates: Sequence[tuple[str, Tensor]], swallowed: Tensor | None) -> None:
+        """Note the largest update of each parameter so far, and which share of numbers of 16 bits that have a gradient it left as they were."""
         self._moves += 1
+        self._swallowed += [swallowed] if swallowed is not None and len(self._swallowed) < MAX_LAYERS else []
         self._moved_at = max(self._moved_at, self._lr)
         for name, size in updates:
             known = self._largest.get(name)
@@ -120,6 +123,7 @@ class Parameters:
             "without_grad_mode_line": unrecorded[hidden[0]] if hidden else "",
             "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),
             "unowned_in_model": sum(key in in_models for key in homeless), "moves": self._moves,
+            "swallowed": median(map(float, self._swallowed)) if self._swallowed else None,
             "moved_at": self._moved_at / self._highest if self._highest else 1.0,
             "still": still[:MAX_NAMES], "named": bool(models), "numbers": sum(p.numel() for model in models for p in model.parameters()),
             "asleep": _asleep(models), "kept": self.survival.to_dict(),
@@ -276,6 +280,16 @@ def _left(first: Tensor, ended: Tensor, now: Tensor, *, rounding: float = 0.01) 
     return torch.where(((back - part * way).norm() <= rounding * way.norm()) & first.any(), part, 1.0)
 
 
+def _swallowed(params: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor | None:
+    """Return which share of numbers of 16 bits that have a gradient are as they were; None where there are none."""
+    short = [(p, old) for p, old in zip(params, before, strict=True) if p.dtype in (torch.bfloat16, torch.float16) and p.grad is not None]  # fmt: skip
+    if not short:
+        return None
+    counts = [torch.stack([((p == old) & (p.grad != 0)).sum(), (p.grad != 0).sum()]) for p, old in short]
+    same, wanted = torch.stack([each.to(counts[0].device) for each in counts]).sum(0)
+    return same / wanted.clamp(min=1)
+
+
 class Snapshot:
     """Parameters as they are before an update, on a cadence of `every` updates, so that the update can be measured."""
 
@@ -297,7 +311,9 @@ class Snapshot:
             self._layers = [(known.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
         self._before = [p.detach().clone() for p in params]
 
-    def measured(self, moved: Callable[[Sequence[tuple[str, Tensor]]], None]) -> dict[str, Tensor | float]:
+    def measured(
+        self, moved: Callable[[Sequence[tuple[str, Tensor]], Tensor | None], None]
+    ) -> dict[str, Tensor | float]:
         """Return the columns of an update whose parameters were kept, else none; `moved` is told the norm of each one's update."""
         if not self._before:
             return {}
@@ -310,7 +326,7 @@ class Snapshot:
             "param_norm": torch.linalg.vector_norm(held),
         }
         names = [name for name, _ in self._layers]
-        moved(list(zip(names, norms, strict=True)))
+        moved(list(zip(names, norms, strict=True)), _swallowed([p for _, p in self._layers], before))
         if len(names) <= MAX_LAYERS:
             ratios = (updates / held).unbind()
             row |= {f"update_ratio/{name}": ratio for name, ratio in zip(names, ratios, strict=True)}

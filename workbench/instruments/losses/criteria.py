@@ -101,6 +101,7 @@ class Criteria:
             and inputs.is_floating_point()
         ):
             row["classes"] = inputs.shape[1]
+            row["mixed"] = row.get("mixed") or _mixed(inputs)
             with torch.no_grad():
                 values = inputs.detach().float()
                 axes = (1, -1) if name == "kl_div" else (1,)
@@ -196,6 +197,15 @@ def _told_apart(node: Any, near: set[Any]) -> bool:
         or any(mask is not None and mask.numel() >= pairs for mask in masks)
         or any(_numbers(product) >= pairs for product in products)
     )
+
+
+def _mixed(rows: Tensor) -> list[list[int]] | None:
+    """Return the shape before and after a view of (examples, classes, places) as (rows, classes), which mixes places and classes; None where there is none."""
+    node: Any = rows.grad_fn
+    before = [*getattr(node, "_saved_self_sym_sizes", ())] if rows.dim() == 2 and "View" in type(node).__name__ else []
+    classes = rows.shape[-1]
+    mixes = len(before) > 2 and before[1] == classes and before[-1] != classes
+    return [before, list(rows.shape)] if mixes else None
 
 
 def _numbers(node: Any) -> int:

@@ -249,6 +249,10 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
         inputs, target = row["broadcast"]
         first = say("fail", f"{name} compares outputs of shape {tuple(inputs)} with targets of shape {tuple(target)}{at(row, 'line')}: each output is "
                     "compared with every target.", advice=["Give both the same shape: outputs.squeeze(-1), or targets.unsqueeze(-1)."])  # fmt: skip
+    elif mixed := next((row for _, row in facts.items() if row.get("mixed")), None):
+        before, after = mixed["mixed"]
+        first = say("fail", f"Outputs of shape {tuple(before)} are viewed as {tuple(after)}{at(mixed, 'line')}: each row holds one class in several places, not the {after[1]} classes of one place.",
+                    advice=["Move the classes to the end first: outputs.movedim(1, -1).reshape(-1, classes); or give cross_entropy the outputs as they are, and targets without the axis of classes."])  # fmt: skip
     elif answers.get("others"):
         first = say("fail", f"The output that is compared with a target comes from another sequence{at(answers, 'line')}: outputs and targets are flattened in different orders.",
                     advice=["Bring both into one order before they are flattened: outputs (length, batch, classes) belong to targets (length, batch). Use transpose, not view or reshape."])  # fmt: skip

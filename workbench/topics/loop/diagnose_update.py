@@ -65,12 +65,21 @@ def not_evaluated(
     )  # fmt: skip
 
 
-def updates_lost(facts: Facts, still: list[str], least_lr: float, *, none: bool) -> Finding:
-    """Judge the parameters that no update changes, and what is written over their updates; `none` of them has a gradient, which is told elsewhere."""
+def updates_lost(facts: Facts, still: list[str], least_lr: float, *, none: bool, rounded: float = 0.9) -> Finding:
+    """Judge the parameters that no update changes, and what is written over their updates; `none` of them has a gradient, which is told elsewhere.
+
+    Of numbers of 16 bits, `rounded` may be left by an update as they were (rule of thumb).
+    """
     say: Say = partial(UPDATE_CODES.finding, "loop.no_update", value=float(len(still)), unit="parameters", evidence={"names": still})  # fmt: skip
     update = say("ok", "Every parameter that was looked at is changed by its updates.")
     if (lost := _overwritten(facts.get("kept"))) is not None:
         return lost
+    swallowed = facts.get("swallowed") or 0.0
+    if swallowed > rounded and facts["moves"] >= 2:
+        return say(
+            "fail", f"An update leaves {swallowed:.0%} of the numbers that have a gradient as they were: the weights have 16 bits, and what is less than half the distance to the next such number is rounded away.",
+            value=swallowed, unit="share of numbers", threshold=rounded, evidence={}, advice=["Keep the weights in float32, and compute in 16 bits: torch.autocast."],
+        )  # fmt: skip
     if facts["moves"] < 2:
         few = f"it takes 2 updates that are looked at before and after, and the run has {facts['moves']}"
         update = UPDATE_CODES.not_measured("loop.no_update", few)
