@@ -269,12 +269,13 @@ def study(own, other, *, validation=None, code=DECAY, field="weight_decay", valu
     (0.18, (0.18, 0.12), "warn"), (0.18, (0.14, 0.12), "ok"), (0.11, (0.18, 0.12), "ok"),  # both losses have to be lower by a quarter
     (0.13, (0.04, 0.005), "ok"),  # solved either way
 ])  # fmt: skip
-def test_an_unusual_constant_costs_something_where_both_losses_are_clearly_lower_without(own, validation, status):
+def test_an_unusual_constant_or_a_decay_costs_something_where_both_losses_are_clearly_lower_without(
+    own, validation, status
+):
     fields = {"field": "eps", "value": 0.1, "usual": 1e-8, "code": CONSTANTS}
-    found = diagnose_replaced(study(falling(own), falling(0.1), validation=validation, **fields))[CONSTANTS]
-    assert (found.status, "leaves the loss higher" in found.summary) == (status, status == "warn")
-    decay = diagnose_replaced(study(falling(own), falling(0.1), validation=validation))[DECAY]
-    assert decay.status == "ok", "decay is there to fit worse"
+    for code, given in ((CONSTANTS, fields), (DECAY, {})):
+        found = diagnose_replaced(study(falling(own), falling(0.1), validation=validation, **given))[code]
+        assert (found.status, "leaves the loss higher" in found.summary) == (status, status == "warn")
 
 
 LOST = np.full(REPLACED_STEPS, math.nan)

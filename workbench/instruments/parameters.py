@@ -282,12 +282,13 @@ def _left(first: Tensor, ended: Tensor, now: Tensor, *, rounding: float = 0.01) 
 
 def _swallowed(params: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor | None:
     """Return which share of numbers of 16 bits that have a gradient are as they were; None where there are none."""
-    short = [(p, old) for p, old in zip(params, before, strict=True) if p.dtype in (torch.bfloat16, torch.float16) and p.grad is not None]  # fmt: skip
-    if not short:
+    short = [(p, old) for p, old in zip(params, before, strict=True) if p.dtype in (torch.bfloat16, torch.float16)]
+    if all(p.grad is None for p, _ in short):
         return None
-    counts = [torch.stack([((p == old) & (p.grad != 0)).sum(), (p.grad != 0).sum()]) for p, old in short]
+    counts = [torch.stack([(torch.eq(p, old) & p.grad.ne(0)).sum(), p.grad.ne(0).sum()]) for p, old in short if p.grad is not None]  # fmt: skip
     same, wanted = torch.stack([each.to(counts[0].device) for each in counts]).sum(0)
-    return same / wanted.clamp(min=1)
+    share: Tensor = same / wanted.clamp(min=1)
+    return share
 
 
 class Snapshot:

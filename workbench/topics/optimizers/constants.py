@@ -60,7 +60,8 @@ class Replaced:
     @property
     def costs(self) -> bool:
         """Whether the baseline is worth mending; a worse fit alone is what weight decay is there for, unless next to nothing is learned."""
-        if self.field in _MEANS and not self.fit_only and self.lost >= _LEAST_FRAC and self.eased >= _EASED_FRAC:
+        of_rule = self.field in _MEANS or self.field == "weight_decay"
+        if of_rule and not self.fit_only and self.lost >= _LEAST_FRAC and self.eased >= _EASED_FRAC:
             return True
         return self.lost >= (ALL_FRAC if self.fit_only and self.field == "weight_decay" else LOST_FRAC)
 
@@ -74,6 +75,13 @@ class Replaced:
     def status(self) -> Status:
         """How bad it is: "fail" where next to nothing is learned."""
         return "ok" if not self.costs else "fail" if self.lost >= ALL_FRAC else "warn"
+
+    @property
+    def effect(self) -> str:
+        """What it does to the training, in words."""
+        if self.lost >= LOST_FRAC:
+            return "keeps training from learning" if self.costs else "costs little"
+        return "leaves the loss higher" if self.costs else "costs little"
 
     @property
     def words(self) -> str:
@@ -151,17 +159,10 @@ def _constants(found: Mapping[str, list[Replaced]], constants: Mapping[str, floa
         return CODES.finding(_CONSTANTS, "ok", summary, evidence={"constants": known})
     worst = found[_CONSTANTS][0]
     head = f"{worst.field}={worst.own:g} is unusual ({worst.usual:g} is usual)"
-    costs = (
-        "keeps training from learning"
-        if worst.lost >= LOST_FRAC
-        else "leaves the loss higher"
-        if worst.costs
-        else "costs little"
-    )
     means = _MEANS[worst.field].format(memory=1 / max(1 - worst.own, 1e-12))
     advice = [f"Set {worst.field}={worst.usual:g}: at {worst.own:g}, {means}. Then tune the learning rate."]
     return CODES.finding(
-        _CONSTANTS, worst.status, f"{head}, and {costs}: {worst.words}.", value=worst.own, threshold=worst.usual,
+        _CONSTANTS, worst.status, f"{head}, and {worst.effect}: {worst.words}.", value=worst.own, threshold=worst.usual,
         evidence={"constants": known, "replaced": [each.to_dict() for each in found[_CONSTANTS]]},
         advice=advice if worst.costs else (),
     )  # fmt: skip
@@ -175,13 +176,12 @@ def _decay(found: Mapping[str, list[Replaced]], constants: Mapping[str, float]) 
         return CODES.finding(_DECAY, "ok", summary, evidence={"weight_decay": decay})
     worst = found[_DECAY][0]
     norms = "" if worst.norm is None else f", and the weights at {worst.norm:.2g} times their length"
-    costs = "keeps training from learning" if worst.costs else "costs little"
     advice = [
         "Set weight_decay=0, or find out how much helps from there: its effect is the sum of lr * weight_decay over the steps, so "
         "a larger lr, a longer run and momentum need less of it."
     ]
     return CODES.finding(
-        _DECAY, worst.status, f"Weight decay {decay:g} {costs}: {worst.words}{norms}.", value=worst.norm,
+        _DECAY, worst.status, f"Weight decay {decay:g} {worst.effect}: {worst.words}{norms}.", value=worst.norm,
         unit="norm of the weights / that without decay", evidence={"weight_decay": decay, "replaced": [worst.to_dict()]},
         advice=advice if worst.costs else (),
     )  # fmt: skip
