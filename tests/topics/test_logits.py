@@ -98,6 +98,17 @@ def test_what_a_call_computes_is_what_is_seen(attend: Any, expected: Any, monkey
     assert looked(model, q)["attention_logit"] == pytest.approx(float(largest.max()), rel=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 8), (2, 4, 5, 8)])
+def test_a_softmax_whose_result_multiplies_a_matrix_attends_whatever_its_module_is_called(
+    shape: tuple[int, ...],
+) -> None:
+    q = torch.randn(shape, requires_grad=True)
+    k = torch.randn(*shape[:-2], 7, 8, requires_grad=True)
+    mixed = looked(Scores(lambda q, k: F.dropout((q @ k.mT).softmax(-1)) @ k, q, k), q)
+    assert mixed["attention_logit"] == pytest.approx((q @ k.mT).max().item(), rel=1e-5)
+    assert looked(Scores(lambda q, k: (q @ k.mT).softmax(-1).log().sum(), q, k), q) == {}
+
+
 def test_a_long_sequence_is_not_computed_whole() -> None:
     """4 heads of 2,048 queries and keys: 16.8M scores."""
     q, sizes = torch.randn(1, 4, 2048, 8), []

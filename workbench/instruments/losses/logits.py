@@ -25,6 +25,7 @@ MAX_LAYERS = 48
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _CALLS = ((F, "scaled_dot_product_attention"), (F, "softmax"), (torch, "softmax"), (Tensor, "softmax"))
 _ATTENTION = ("attn", "attention")
+_PRODUCTS, _FAR = ("Bmm", "Mm"), 6
 _WORDS = (*_ATTENTION, "embed", "wte", "token")
 _OVER: dict[Any, Any] = {}
 """What stands in for a function and whose look is over -> what it stands in for; None where that is inherited."""
@@ -48,8 +49,8 @@ def is_compiled(model: nn.Module) -> bool:
 class Logits:
     """Looks into forward passes on a cadence; what it finds stays on its device until the rows are written.
 
-    Attention is known by its calls, `scaled_dot_product_attention`, or a softmax over (..., queries, keys) inside a module whose name or class says
-    so, output logits by their shape: at each of the integer tokens that the model was given, a number for each row of their embedding.
+    Attention is known by its calls, `scaled_dot_product_attention`, or a softmax over (..., queries, keys) that is inside a module whose name or class
+    says so, or multiplies a matrix; output logits by their shape: at each of the integer tokens that the model was given, a number for each row of their embedding.
     A layer is called what its module is.
 
     Args:
@@ -63,6 +64,7 @@ class Logits:
         self._attention: dict[str, list[Tensor]] = {}
         self._output: dict[str, Tensor] = {}
         self._within: list[tuple[str, bool]] = []  # modules: name, and whether they attend
+        self._soft: list[tuple[str, Tensor, Any]] = []  # softmaxes elsewhere: module, largest logit, node of the result
         self._called = False  # whether one of the replaced functions is running
         self._softmaxes: int | None = None  # operations of a pass that may attend
 
@@ -75,7 +77,7 @@ class Logits:
             self._without.add(model)
             return
         self._next, self.looks = (updates // self._every + 1) * self._every, self.looks + 1
-        self._attention, self._output, self._within = {}, {}, [("", False)]
+        self._attention, self._output, self._within, self._soft = {}, {}, [("", False)], []
         names = {id(part): name for name, part in model.named_modules()}
         tokens = {t.shape for t in tensors(given) if t.dim() > 1 and t.dtype in _INTEGERS}
         rows: set[int] = set()
@@ -99,6 +101,7 @@ class Logits:
                     self._output = self._output if logits is None else _sizes(logits)
             if whole:
                 self.end()
+                self._attention = self._attention or self._weighing(output)
                 if not (self._attention or self._output):
                     self._without.add(model)
                 elif not self._attention and self._softmaxes is None:
@@ -134,20 +137,24 @@ class Logits:
 
     def _replace(self, owner: Any, name: str) -> None:
         own = name in vars(owner)
-        original, tell = getattr(owner, name), self._attends if name != "softmax" else self._softened
+        original, tell = getattr(owner, name), self._attends if name != "softmax" else None
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._called or not self._undo or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             with contextlib.suppress(*_OF_LOOKING), torch.no_grad():
-                if (found := tell(*args, **kwargs)) is not None:
+                if tell is not None and (found := tell(*args, **kwargs)) is not None:
                     self._attention.setdefault(self._within[-1][0], []).append(found)
             self._called = True  # what it calls in its turn is the same softmax
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             finally:
                 self._called = False
+            with contextlib.suppress(*_OF_LOOKING), torch.no_grad():
+                if tell is None:
+                    self._softened(result, *args, **kwargs)
+            return result
 
         def undo() -> None:
             _OVER[call] = original if own else None
@@ -180,14 +187,41 @@ class Logits:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         return scores.amax()
 
-    def _softened(self, scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> Tensor | None:
-        last = dim in (-1, scores.dim() - 1)
-        square = scores.dim() == 3 and scores.shape[-1] == scores.shape[-2] > 1
-        if not (self._within[-1][1] and last and _readable(scores) and (scores.dim() > 3 or square)):
-            return None
+    def _softened(self, result: Tensor, scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> None:
+        if dim not in (-1, scores.dim() - 1) or scores.dim() < 3 or not _readable(scores):
+            return
         some = scores[: max(1, MOST // scores[0].numel()), ..., :: -(-scores[0].numel() // MOST), :]
-        largest: Tensor = some.amax().float()
-        return largest
+        (name, attends), largest = self._within[-1], some.amax().float()
+        if attends and (scores.dim() > 3 or scores.shape[-1] == scores.shape[-2] > 1):
+            self._attention.setdefault(name, []).append(largest)
+        elif len(self._soft) < MAX_LAYERS:
+            self._soft.append((name, largest, result.grad_fn))
+
+    def _weighing(self, output: Any) -> dict[str, list[Tensor]]:
+        """Return by their modules the largest logits of the softmaxes elsewhere whose results multiply a matrix."""
+        soft, self._soft, found = self._soft, [], dict[str, list[Tensor]]()
+        nodes = walked([t.grad_fn for t in tensors(output) if t.grad_fn is not None])[1] if soft else ()
+        factors = {
+            _plain(parent) for node in nodes if node.name().startswith(_PRODUCTS) for parent, _ in node.next_functions
+        }
+        for name, largest, node in soft:
+            if node is not None and node in factors:
+                found.setdefault(name, []).append(largest)
+        return found
+
+
+def _plain(node: Any) -> Any:
+    """Return the softmax behind the views and the dropout of a factor, else whatever stands there."""
+    for _ in range(_FAR):
+        parents = (
+            []
+            if node is None or node.name().startswith("Softmax")
+            else [p for p, _ in node.next_functions if p is not None]
+        )
+        if len(parents) != 1:
+            break
+        node = parents[0]
+    return node
 
 
 def _readable(values: Tensor) -> bool:
