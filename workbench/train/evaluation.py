@@ -252,15 +252,21 @@ def partial_sum(name: str, values: Tensor, weights: Tensor, seconds: float) -> P
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[Any]:
-    """Put the model in evaluation mode and each of its modules back into its own mode afterwards."""
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Put each module of a model back into its own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        yield model
+        yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[Any]:
+    """Put the model in evaluation mode and each of its modules back into its own mode afterwards."""
+    with modes_kept(model):
+        yield model.eval()
 
 
 TRACKED_SPLIT = "validation"

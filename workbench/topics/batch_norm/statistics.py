@@ -17,6 +17,8 @@ from workbench.errors import CheckpointError, UsageError
 from workbench.train.checkpoint import load_checkpoint
 from workbench.train.distributed.batch_norm import LayerStatistics, SynchronisedBatchNorm, statistic_processes
 from workbench.train.distributed.merge_statistics import merge_statistics
+from workbench.train.evaluation import modes_kept
+from workbench.train.forward import buffers_put_back
 from workbench.train.rng import isolated_rng
 from workbench.workloads.batch_norm import batch_norm_layers, plain_name
 
@@ -134,7 +136,7 @@ def is_frozen(model: nn.Module, layer: nn.Module) -> bool:
 def statistics_set(model: nn.Module, statistics: Mapping[str, Moments]) -> Iterator[nn.Module]:
     """Have other running statistics in the model inside the block: a mean and a variance for each named layer."""
     layers = tracking_layers(model)
-    with _buffers_kept(model):
+    with buffers_put_back(model):
         for name, values in statistics.items():
             for own, array in zip((layers[name].running_mean, layers[name].running_var), values, strict=True):
                 assert own is not None
@@ -143,23 +145,10 @@ def statistics_set(model: nn.Module, statistics: Mapping[str, Moments]) -> Itera
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put back the values of all buffers behind the block."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
-
-
-@contextmanager
 def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
     """Let running statistics be those of the last batch inside the block, and put modes, buffers and momentum back after it."""
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [(layer, layer.momentum) for layer in layers]
-    with _buffers_kept(model):
+    with buffers_put_back(model), modes_kept(model):
         try:
             if not model.training:  # else what is frozen in training stays so
                 model.train()
@@ -167,8 +156,6 @@ def _probed(model: nn.Module, layers: Iterable[_BatchNorm]) -> Iterator[None]:
                 layer.momentum = 1.0
             yield
         finally:
-            for module, training in modes:
-                module.training = training
             for layer, momentum in momenta:
                 layer.momentum = momentum
 

@@ -10,7 +10,6 @@ from the same numbers; nothing but gradients has to travel. One rank writes the 
 each rank's own (P4.2): random state, and running statistics of batch norm, which the model of a checkpoint has merged.
 """
 
-import json
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from workbench.config import TrainConfig
 from workbench.errors import ConfigError, DataError, UsageError, WorkloadError
-from workbench.record.json_values import dumps
 from workbench.record.write import SilentStudy, StudyWriter, TrialWriter
-from workbench.train.checkpoint import Checkpoint, SilentStore
+from workbench.train.checkpoint import SilentStore
 from workbench.train.distributed.process_group import HostGroup
 from workbench.train.evaluation import TRACKED_SPLIT, Evaluation, PartialSum, TrackedExamples, partial_sum, values_each
 from workbench.train.gradients import LaneLoss
@@ -140,8 +136,7 @@ def evaluate_on_hosts(
 ) -> list[Evaluation]:  # fmt: skip
     """Return loss and metrics of a split on all ranks, every example evaluated once on one of them (P2.11)."""
     settings: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
-    part = evaluate_shard(workload, model, hosts.rank, hosts.size, split=split, **settings)
-    parts = [[PartialSum(*row) for row in rows] for rows in hosts.gather([list(row) for row in part])]
+    parts = hosts.gather(evaluate_shard(workload, model, hosts.rank, hosts.size, split=split, **settings))
     if tracked is not None:
         few = workload.replace(**{f"{TRACKED_SPLIT}_data": Subset(workload.data(TRACKED_SPLIT), tracked.places)})
         values_each(few, [model], split=TRACKED_SPLIT, tracked=tracked.alone(), **settings)
@@ -183,19 +178,8 @@ def finished(hosts: HostGroup, writer: TrialWriter) -> bool:
 
 def begin_together(hosts: HostGroup, lane: Lane) -> Lane:
     """Return the lane with the checkpoint that it goes on from, on all ranks; only the main one needs to see its folder."""
-    if hosts.size == 1:
-        return lane
-    start = lane.start
-    told = json.loads(
-        hosts.from_main(dumps(None if start is None else {"step": start.step, "meta": start.meta}).encode())
-    )
-    if told is None:
-        lane.start = None
-        return lane
-    kept = (None, None) if start is None else (save_tensors(start.model), save_tensors(start.trainer))
-    model, trainer = (load_tensors(hosts.from_main(content)) for content in kept)
-    if not hosts.main:
-        lane.start = Checkpoint(int(told["step"]), model, trainer, told["meta"])
+    lane.start = hosts.from_main(lane.start)
+    if lane.start is not None and not hosts.main:
         lane.checkpoints = SilentStore(lane.start.step)
     return lane
 
@@ -213,10 +197,8 @@ def gather_states(hosts: HostGroup, states: Mapping[str, Tensor]) -> dict[str, T
     """Return everybody's state, on the CPU, under names of their own: the main rank's as given (`KINDS`), the others' below host<rank>/."""
     if hosts.size == 1:
         return dict(states)
-    contents = enumerate(hosts.gather(save_tensors(dict(states))))
-    return {
-        f"{_prefix(rank)}{name}": tensor for rank, content in contents for name, tensor in load_tensors(content).items()
-    }
+    found = enumerate(hosts.gather({name: tensor.cpu() for name, tensor in states.items()}))
+    return {f"{_prefix(rank)}{name}": tensor for rank, own in found for name, tensor in own.items()}
 
 
 def own_state(hosts: HostGroup, trainer: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

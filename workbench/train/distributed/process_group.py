@@ -3,7 +3,6 @@
 A process that was started alone is a group of one, for which all of this costs nothing.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from workbench import errors
 from workbench.errors import UsageError, WorkbenchError
-from workbench.record.json_values import dumps
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -60,15 +58,15 @@ class HostGroup:
         dist.all_gather_object(found, value, group=self._messages)
         return found
 
-    def from_main(self, content: bytes | None) -> bytes:
-        """Return the bytes of the main rank; what the others give does not count."""
-        found = [content or b""]
+    def from_main(self, value: Any) -> Any:
+        """Return the value of the main rank; what the others give does not count."""
+        found = [value]
         if self.size > 1:
             dist.broadcast_object_list(found, 0, group=self._messages)
         return found[0]
 
     def on_main(self, work: Callable[[], Any]) -> Any:
-        """Do `work` on the main rank and return its result, a JSON value, on all of them; what it raises is raised on all."""
+        """Do `work` on the main rank and return its result on all of them; what it raises is raised on all."""
         if self.size == 1:
             return work()
         answer: dict[str, Any] = {}
@@ -79,7 +77,7 @@ class HostGroup:
             except Exception as error:
                 failure = error
                 answer = {"error": type(error).__name__, "message": str(error)}
-        answer = json.loads(self.from_main(dumps(answer).encode()))
+        answer = self.from_main(answer)
         if failure is not None:
             raise failure
         if "error" in answer:
