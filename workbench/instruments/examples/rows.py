@@ -20,9 +20,8 @@ Words = NDArray[np.uint64]
 NEAR_VALUES = 16  # rows with fewer values are near each other by chance (rule of thumb)
 # near hashes of a row, projections of each, and the step these are rounded to, in deviations
 TABLES, DIRECTIONS, WIDTH = 4, 8, 0.25
-SAMPLE_ROWS = (
-    2000  # of a split that are looked at, at most: enough for a difference of a tenth of a deviation (rule of thumb)
-)
+SAMPLE_ROWS = 2000
+"""Of a split that are looked at, at most: enough for a difference of a tenth of a deviation (rule of thumb)."""
 COLUMNS = 1024  # that are kept of a wide row, drawn at random, the same ones for every split (rule of thumb)
 AXIS = 64  # longest axis of an example along which means are taken (rule of thumb)
 CERTAIN = 1e6  # bits of rows that never agree by chance
@@ -38,13 +37,10 @@ class Rows(NamedTuple):
     """Examples `start` to `start + len(inputs)` of a split."""
 
     start: int
-    inputs: NDArray[
-        Any
-    ]  # shape (rows, values); of type object where inputs are text or, as `Numbers`, their sizes differ
+    inputs: NDArray[Any]  # shape (rows, values); of objects where these are text or, as `Numbers`, their sizes differ
     labels: NDArray[Any] | None  # shape (rows,); None where an item has no single label
-    targets: NDArray[Any] | None = (
-        None  # numbers, shape (rows, values of a target); None where an item has none, or they differ in number
-    )
+    # numbers, shape (rows, values of a target); None where an item has none, or they differ in number
+    targets: NDArray[Any] | None = None
 
 
 def read_rows(data: Any, *, memory_mb: float, split: str = "train", first: int | None = None) -> Iterator[Rows]:
@@ -144,14 +140,12 @@ def exact_hashes(rows: NDArray[Any]) -> Words:
     Numbers are compared as float32, integers above 2**24 as themselves; 0 and -0 are one, so are all NaN. Objects are text,
     bytes or `Numbers`.
     """
-    each: Any = (
-        [v if isinstance(v, bytes) else str(v).encode("utf-8", "surrogatepass") for v in rows]
-        if rows.dtype == object
-        else rows
-    )
-    if is_ids(rows):
+    each: Any
+    if rows.dtype == object:
+        each = [v if isinstance(v, bytes) else str(v).encode("utf-8", "surrogatepass") for v in rows]
+    elif is_ids(rows):
         each = np.ascontiguousarray(rows, dtype=np.int64)
-    elif rows.dtype != object:
+    else:
         each = rows.astype(np.float32, order="C") + np.float32(0)  # -0 becomes 0
         each[np.isnan(each)] = np.nan
     return np.frombuffer(b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in each), dtype=np.uint64)

@@ -77,12 +77,8 @@ class Examples:
         self._generates = False
         self._first: dict[Any, int] = {}  # the update before the first evaluation of a place
         self._asked: set[int] = set()  # rows of passes without gradient whose outputs were not compared with anything
-        self.criterion: dict[
-            str, Any
-        ] = {}  # the first outputs that are trained on, and the loss function that takes them
-        self.spreads: list[
-            tuple[int, Tensor, Tensor]
-        ] = []  # update, spread between examples, and size of trained outputs
+        self.criterion: dict[str, Any] = {}  # the first outputs that are trained on, and their loss function
+        self.spreads: list[tuple[int, Tensor, Tensor]] = []  # update, spread between examples, size of trained outputs
         self.losses: list[tuple[int, Tensor]] = []  # of evaluations, with the update
         self._loss: Any = None
         self._answered: tuple[weakref.ref[Tensor], str, int, Batch] | None = None
@@ -151,13 +147,7 @@ class Examples:
             inputs = _inputs(main, KEPT - self._held[side] if side == 0 else KEPT)
             self._held[side] += len(inputs)
             self._numbers[side] += inputs.numel()
-        return Batch(
-            source,
-            told if len(told) else None,
-            inputs,
-            several=not clear,
-            beside=len(rows) > 1,
-        )
+        return Batch(source, told if len(told) else None, inputs, several=not clear, beside=len(rows) > 1)
 
     def _thin_out(self) -> None:
         """Keep the inputs of every second example of evaluations, so that they stay spread over all."""

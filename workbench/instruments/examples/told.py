@@ -181,12 +181,9 @@ def _table(batches: Sequence[Batch]) -> Table:
     known = [each.cpu() for each in answers if each is not None]
     if len(known) < len(answers) or len({(each.shape[1], each.is_floating_point()) for each in known}) > 1:
         return x, None
-    if (
-        len(known) > 2
-        and bool((known[0] != known[0][0]).any())
-        and all(torch.equal(k, known[0][: len(k)]) for k in known)
-    ):
-        return x, None  # places in the batch, as pairs are told by
+    places = len(known) > 2 and all(torch.equal(k, known[0][: len(k)]) for k in known)  # as pairs are told by
+    if places and bool((known[0] != known[0][0]).any()):
+        return x, None
     y = torch.cat(known)
     if y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all() & (y.sum(1) == 1).all()):
         return x, y.argmax(1, keepdim=True)
@@ -235,19 +232,12 @@ def _near(train: Table, evaluated: list[Batch]) -> dict[str, Any] | None:
         return None
     some = np.linspace(0, len(rows) - 1, min(len(rows), _FITTED)).astype(int)
     parts = [part.flatten(1).numpy() for part in (x.double(), y, rows[some].double(), answers[some])]
-    copies, place = (
-        near_copies(*parts, table=x.dim() == 2),
-        np.repeat(np.arange(len(kept)), list(map(_kept, kept)))[some],
-    )
+    copies = near_copies(*parts, table=x.dim() == 2)
+    place = np.repeat(np.arange(len(kept)), list(map(_kept, kept)))[some]
     each, hits = (np.bincount(found, minlength=len(kept)) for found in (place, place[copies]))
     clear = bool(((each * copies.mean() > _CLEAR) & (hits == 0)).any())
-    return {
-        "trained": len(x),
-        "evaluated": len(some),
-        "both": int(copies.sum()),
-        "clear": clear,
-        "line": kept[int(hits.argmax())].source.line,
-    }
+    line = kept[int(hits.argmax())].source.line
+    return {"trained": len(x), "evaluated": len(some), "both": int(copies.sum()), "clear": clear, "line": line}
 
 
 def _order(batches: Sequence[Batch], labels: NDArray[Any], held: Table | None) -> dict[str, Any]:

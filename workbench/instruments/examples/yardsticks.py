@@ -11,9 +11,8 @@ from scipy import linalg, optimize, sparse, stats
 from workbench.curves.class_counts import class_test
 from workbench.instruments.examples.rows import Floats, Sample
 
-MOST_ROWS = (
-    1000  # that either is fitted to: a correlation of 0.13 stands out from chance by four deviations (rule of thumb)
-)
+MOST_ROWS = 1000
+"""That either is fitted to: a correlation of 0.13 stands out from chance by four deviations (rule of thumb)."""
 FEWEST_ROWS, MOST_CLASSES, NEIGHBOURS = 40, 100, 10
 PENALTIES = (0.1, 3.0, 100.0)  # of the linear model, over the mean eigenvalue of the Gram matrix (rule of thumb)
 # tokens that are told apart, by the yardsticks and between splits; larger ids share a bucket
@@ -268,9 +267,8 @@ def _number_tests(a: Floats, b: Floats, names: list[str]) -> dict[str, Any]:
     distance, serial = stats.ks_2samp(*whole, method="asymp").statistic, np.maximum(_serial(a), _serial(b))
     rows = len(a) * len(b) / (len(a) + len(b))
     p_rows = stats.kstwobign.sf(distance * np.sqrt(rows))
-    p = stats.kstwobign.sf(
-        distance * np.sqrt(rows * (1 - serial) / (1 + serial))
-    )  # as many as a first-order autoregression has
+    independent = rows * (1 - serial) / (1 + serial)  # as many as a first-order autoregression has
+    p = stats.kstwobign.sf(distance * np.sqrt(independent))
 
     def test(k: int) -> dict[str, Any]:
         known = {"name": names[k], "distance": float(distance[k]), "p": float(p[k]), "p_rows": float(p_rows[k])}

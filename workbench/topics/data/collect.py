@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from workbench.checks import check_integer
 from workbench.errors import UsageError
@@ -112,7 +112,7 @@ def _facts(
     max_examples: int | None, near: bool, memory_mb: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the facts; `workers` is how many this package's own trainer starts, None where it does not train on them."""
-    size, is_stream = memory_mb / 8, _is_stream(train)
+    size, is_stream = memory_mb / 8, in_its_own_order(train)
     with isolated_rng():
         order: dict[str, Any] | None = None
         kept: Any = train
@@ -126,7 +126,8 @@ def _facts(
                 order = loader_order(loader, max_examples=max_examples or 20_000)
             elif workers is not None:
                 order = trainer_order(train, labels)
-        held = {n: list(itertools.islice(iter(d), max_examples)) if _is_stream(d) else d for n, d in others.items()}
+        streams = {n: d for n, d in others.items() if in_its_own_order(d)}
+        held = others | {n: list(itertools.islice(d, max_examples)) for n, d in streams.items()}
         reading = _reading(kept)
         samples = {
             name: split_sample(data, split=name, most=max_examples, memory_mb=size)
@@ -150,10 +151,6 @@ def _facts(
             "yardsticks": _yardsticks(kept, sample, labels, held.get("validation"), samples.get("validation")),
             "workers": draws,
         }  # fmt: skip
-
-
-def _is_stream(data: Any) -> bool:
-    return isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
 
 
 class _Steady:

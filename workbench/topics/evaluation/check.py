@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from workbench.checks import check_integer
-from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError, nearest
+from workbench.errors import DataError, UnknownNameError, UsageError, WorkloadError, in_one_line, nearest
 from workbench.findings.diagnosis import Diagnosis
 from workbench.topics.evaluation.diagnose import TOLERANCE, diagnose_evaluation_cases
 from workbench.train.batches import to_device
@@ -235,9 +235,8 @@ def _watched_case(
         what = f"returned {value}" if error is None else f"raised {type(error).__name__}"
         return found | {"error": f"it {what}, for no batch was full"}
     if error is not None:
-        said = f"{type(error).__name__}: {str(error).rstrip('.')}"
         raise WorkloadError(
-            f"{where} raised {said}. It is called with a model, a dataset and batch_size=..., and returns one number."
+            f"{where} raised {in_one_line(error)}. It is called with a model, a dataset and batch_size=..., and returns one number."
         ) from error
     raise WorkloadError(
         f"{where} returned {value}, though the {metric} of each example is finite. Look for a division by zero, and for "

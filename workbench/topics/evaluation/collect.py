@@ -113,12 +113,8 @@ def collect_validation_set(session: Session, found: Mapping[str, Any]) -> dict[s
     evals = record.evals
     rows = evals[(evals["step"] == 0) & (evals["split"] == split) & (evals["metric"] == metric)]
     learned = metric_sign(record) * (number(next(iter(rows["value"]), None)) - pair["values"][0])  # by training
-    known = {
-        "trials": [list(numbers) for numbers in pairs],
-        "of": [list(numbers) for numbers in compared],
-        "learned": learned if math.isfinite(learned) else None,
-    }
-    facts |= {"pair": pair | known, "compared": what}
+    pair |= {"trials": list(map(list, pairs)), "of": list(map(list, compared))}
+    facts |= {"pair": pair | {"learned": learned if math.isfinite(learned) else None}, "compared": what}
     if (part := subset_of(data)) is not None:
         none = {"size": len(part.indices), "of": len(part.data), "tests": [{"p": None, "reason": ONE_A_BATCH}]}
         facts["skew"] = none if per_batch else _against_whole(session, record, pairs[0][0], part)

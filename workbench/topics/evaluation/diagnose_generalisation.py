@@ -240,9 +240,8 @@ def facts_of_curves(record: RecordLike, trial: int) -> dict[str, Any]:
     near = _NEAR * curve.total_steps
 
     def row(place: int) -> dict[str, Any]:
-        around = curve.loss[
-            np.abs(curve.at_steps - steps[place]) <= max(near, np.abs(curve.at_steps - steps[place]).min())
-        ]
+        away = np.abs(curve.at_steps - steps[place])
+        around = curve.loss[away <= max(near, away.min())]
         loss, error = mean_and_error([around[np.isfinite(around)]])
         unknown = dict.fromkeys(("classes", "score", "renumbered"))
         train = {"loss": loss, "se": error if math.isfinite(error) else 0.0, "examples": 0, **unknown}
@@ -251,12 +250,5 @@ def facts_of_curves(record: RecordLike, trial: int) -> dict[str, Any]:
 
     last, best = row(values.size - 1), row(int(np.argmin(values)))
     head = curve.loss[: max(1, round(0.02 * curve.loss.size))]
-    return {
-        "generalisation": {
-            "last": last,
-            "selected": best,
-            "training_mode": last["train"],
-            "how": "as they were logged",
-        },
-        "preflight": {"train": {"loss": float(np.median(head))}},
-    }
+    found = {"last": last, "selected": best, "training_mode": last["train"], "how": "as they were logged"}
+    return {"generalisation": found, "preflight": {"train": {"loss": float(np.median(head))}}}

@@ -4,7 +4,6 @@ import inspect
 import math
 import multiprocessing
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError, UsageError, WorkbenchError
+from workbench.errors import ConfigError, UsageError, WorkbenchError, in_one_line
 from workbench.findings.audited import Audit
 from workbench.findings.diagnosis import Diagnosis
-from workbench.instruments.caller import shown
 from workbench.plots.render import inline_svg, standalone_svg
 from workbench.record.folder import write_atomic, write_json
 from workbench.record.json_values import dumps, to_json
@@ -40,8 +38,6 @@ from workbench.train.trainer import Trainer
 from workbench.workloads.base import Workload
 from workbench.workloads.items import in_its_own_order, plain_tensors
 from workbench.workloads.registry import load_named
-
-_SHOWN = 160  # characters of an error's own message that are repeated; the whole of it is its cause
 
 
 def audit_input(
@@ -134,13 +130,7 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
         except WorkbenchError:
             raise
         except Exception as error:
-            message = (str(error).splitlines() or ["no message"])[0]
-            short = message if len(message) <= _SHOWN else f"{message[:_SHOWN]} ..."
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if shown(f.filename)]
-            place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-            raise UsageError(
-                f"your step raised {type(error).__name__}{place} on a batch that is {_kind(batch)}: {short}"
-            ) from error
+            raise UsageError(f"your step raised {in_one_line(error)}, on a batch that is {_kind(batch)}.") from error
 
     return Stepping(kind="function", step=told, wait=wait)
 
