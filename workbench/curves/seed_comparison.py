@@ -32,8 +32,6 @@ def example_chance(
 ) -> dict[str, Any] | None:
     """Return how often other examples of the same kind would give such a gain where nothing is gained.
 
-    the same seeds.
-
     Args:
         gain: of the candidate in the mean of the selected metric.
         min_examples: fewer do not show how far the difference spreads, for a loss has its rare, large values (rule of thumb).
@@ -215,6 +213,7 @@ def prove(
     not lose by its length alone; where that was not trained, nothing is proved. What diverges under every seed has lost to a
     candidate that diverges under none.
 
+    Args:
         limit: a candidate wins where p is below this.
         min_seeds: fewer prove nothing (the fewest that have a spread).
 

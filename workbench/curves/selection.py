@@ -65,11 +65,9 @@ def unlearned(record: RecordLike, first: float, chance: float | None) -> float:
 def ended_early(record: RecordLike) -> pd.DataFrame:
     """Return the trials of programs that ended themselves before the planned updates, as by an early stopping of their own."""
     trials = record.trials
-    return (
-        trials[(trials["state"] == "complete") & (trials["steps_run"] < trials["total_steps"])]
-        if len(trials)
-        else trials
-    )
+    if trials.empty:
+        return trials
+    return trials[(trials["state"] == "complete") & (trials["steps_run"] < trials["total_steps"])]
 
 
 def selected_rows(record: RecordLike, trial: int) -> pd.DataFrame:

@@ -323,9 +323,5 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
     with contextlib.suppress(*REFUSED):
         told = {"loss": float(at(outputs).mean()), "spreads": [vary | each for each in spreads]}
         fresh = told if spreads else None  # of one example at a time nothing is known of differences between them
-    return {
-        "range": known | (reachable(at, ideals_of(target, outputs), span or (-np.inf, np.inf)) or {}),
-        "scale": scale,
-        "trained": trained,
-        "fresh": fresh,
-    }
+    reached = known | (reachable(at, ideals_of(target, outputs), span or (-np.inf, np.inf)) or {})
+    return {"range": reached, "scale": scale, "trained": trained, "fresh": fresh}

@@ -90,10 +90,8 @@ def audit_resume(
         whole, again = (_go_on(until_checkpoint()[0], step, after) for _ in range(2))
         facts = resume_facts(whole, again, resumed(()), steps)
         if facts["changed"]:
-            names, apart = (
-                _restorable(_build_parts(build, OWN_SEED)),
-                partial(difference, whole, allowed=facts["allowed"]),
-            )
+            names = _restorable(_build_parts(build, OWN_SEED))
+            apart = partial(difference, whole, allowed=facts["allowed"])
             facts["outside"] = bool(apart(resumed(names))["changed"])
             for name in () if facts["outside"] else names:
                 without = apart(resumed({*names} - {name}))

@@ -236,12 +236,9 @@ def paired(workload: Workload, device: torch.device) -> dict[str, Any]:
         return splits
     try:
         with isolated_rng():
-            item = workload.train_data[0] if len(workload.train_data) else ()
-            if (
-                not isinstance(item, (tuple, list))
-                or len(item) < 2
-                or (len(item) == 2 and np.shape(item[0]) != np.shape(item[1]))
-            ):
+            item: Any = workload.train_data[0] if len(workload.train_data) else ()
+            several = isinstance(item, (tuple, list)) and len(item) > 1
+            if not several or (len(item) == 2 and np.shape(item[0]) != np.shape(item[1])):
                 return splits
             inputs, targets = _roles(first_batch(workload, workload.config.replace(bn_stat_examples=None), device))
     except Exception:  # the person's own code, asked in a way it was not made for

@@ -91,11 +91,8 @@ def _targets(found: Facts | None, limit: float, output_ratio: float) -> Finding 
     large = size > limit and size > output_ratio * outputs
     if not large and not (size < 1 / limit and outputs > output_ratio * size):
         return None
-    effect = (
-        "the loss and its gradients start at the square of it"
-        if large
-        else "any error that matters is lost in the loss"
-    )
+    effect = "the loss and its gradients start at the square of it"
+    effect = effect if large else "any error that matters is lost in the loss"
     return CODES.finding(
         "data.scale", "warn", f"Targets are of size {size:.3g}, the outputs of the untrained model of size {outputs:.2g}: {effect}.", value=size,
         unit="target", threshold=limit if large else 1 / limit, evidence=dict(found),

@@ -52,11 +52,8 @@ def unshuffled(facts: Facts, alpha: float) -> Finding:
     fix = "Set shuffle=True, or a RandomSampler; give a stream a shuffle buffer of several thousand examples, or shuffle it on disk."
     ordered = labels is not None and min(labels["neighbours_p"], _one(labels["drift_p"])) < alpha
     if by_class or (in_place and ordered):
-        kind = (
-            f"sorted by {labels.get('by', 'class')}"
-            if by_class
-            else "in the order they are stored in, and their labels follow it"
-        )
+        kind = "in the order they are stored in, and their labels follow it"
+        kind = f"sorted by {labels.get('by', 'class')}" if by_class else kind
         return tell("fail", f"Training examples come {kind}.", advice=(fix,))
     if in_place:
         why = "their labels are in no order" if labels is not None else "labels are unknown"
@@ -103,11 +100,8 @@ def _shuffle_tests(order: Facts) -> dict[str, tuple[float, str, str]]:
             tests["drift"] = (labels["drift_p"], "The mix of classes changes over the epoch.", larger)
     if epochs is not None:
         fix = "Draw a new order each epoch: no fixed seed within it, and sampler.set_epoch(epoch) where there is one."
-        same = (
-            "Every epoch has the same order."
-            if epochs["same"]
-            else "The second epoch has nearly the order of the first."
-        )
+        same = "The second epoch has nearly the order of the first."
+        same = "Every epoch has the same order." if epochs["same"] else same
         tests["epochs"] = (0.0 if epochs["same"] else _one(epochs["displacement_p"]), same, fix)
     return tests
 
@@ -180,13 +174,10 @@ def leakage(facts: Facts, *, limit: float, few_rows: int, alpha: float) -> Findi
 
 def _not_compared(code: str, facts: Facts, fix: str) -> Finding:
     if facts.get("reading") == "drawn":
-        return CODES.finding(
-            code, "ok", "Does not apply: items are generated anew at each reading, whatever their index."
-        )
-    random = facts.get("reading") == "random"
-    return CODES.not_measured(
-        code, f"items change from one reading to the next{fix}" if random else "no rows were read"
-    )
+        said = "Does not apply: items are generated anew at each reading, whatever their index."
+        return CODES.finding(code, "ok", said)
+    why = f"items change from one reading to the next{fix}" if facts.get("reading") == "random" else "no rows were read"
+    return CODES.not_measured(code, why)
 
 
 def by_chance(facts: Facts, rows: int) -> bool:

@@ -137,11 +137,8 @@ def _batch_size(record: RecordLike) -> Finding:
     evidence = {"batch_size": int(train), "eval_batch_size": size, "memory": memory}
     found = partial(CODES.finding, code, value=float(size), unit="examples", threshold=float(train), evidence=evidence)
     if coupled:
-        said = (
-            "The loss is one value per batch"
-            if seen.get("unseen")
-            else "The loss of an example depends on the others in its batch"
-        )
+        said = "The loss of an example depends on the others in its batch"
+        said = "The loss is one value per batch" if seen.get("unseen") else said
         said += f": evaluated in batches of {size}"
         if size == own:
             return found("ok", f"{said}, as in training.")

@@ -131,10 +131,8 @@ def _shift(ranks: Ranks, step: int, moment: str) -> float | None:
     rows = []
     for rank in ranks:
         here = [row for row in rank["buffers"] if row["step"] == step]
-        own = [row for row in here if row["moment"] == moment] or [
-            r for r in here if r["moment"] in ("training", "end")
-        ]
-        rows += own[:1]
+        own = [row for row in here if row["moment"] == moment]
+        rows += (own or [row for row in here if row["moment"] in ("training", "end")])[:1]
     if len({row["hash"] for row in rows}) < 2:
         return None
     if any("means" not in row for row in rows):

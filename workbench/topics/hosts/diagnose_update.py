@@ -86,19 +86,15 @@ def not_wrapped(ranks: Ranks) -> Finding:
         times = f"{num_raw} times in training, {num_wrapped} times through its wrapper"
         said = f"The raw module was called {times}: what it computes is not averaged over the ranks."
         advice = ("Call the wrapped model in training; model.module is for evaluation and for state_dict().",)
-        return say(
-            "fail", said, step=min((step for r in ranks for step in r["raw_steps"]), default=None), advice=advice
-        )
+        first = min((step for r in ranks for step in r["raw_steps"]), default=None)
+        return say("fail", said, step=first, advice=advice)
     if _sharded(ranks):
         return say("ok", "The model is sharded over the ranks and called as a whole.")
     if not any(r["gradients"] for r in ranks):
         return say("not_measured", "Not measured: no optimizer made an update.")
     if local:
-        look = (
-            "the wrapper is there, so look for no_sync() around every backward"
-            if num_wrapped
-            else "no model is wrapped"
-        )
+        look = "the wrapper is there, so look for no_sync() around every backward"
+        look = look if num_wrapped else "no model is wrapped"
         said = f"Gradients differ between ranks at update {local[0]}: they are not averaged ({look})."
         advice = ("Wrap the model in DistributedDataParallel, or average the gradients before each update.",)
         return say("fail", said, step=local[0], advice=advice)

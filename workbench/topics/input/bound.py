@@ -207,12 +207,8 @@ def _advice(found: Pipeline, cause: Cause, helped: bool | None) -> tuple[str, ..
     if not found.storable and any(change == "cache" for change, _ in lines):
         lines = [line for line in lines if line[0] != "cache"]
         if not found.stream:
-            lines.append(
-                (
-                    "",
-                    "Items differ from one reading to the next and cannot be stored as they are: store what comes before what is random.",
-                )
-            )
+            random = "Items differ from one reading to the next and cannot be stored as they are: store what comes before what is random."
+            lines.append(("", random))
     tried = None if helped is None else found.facts["fix"]["change"]
     small = sum(found.facts["batch_bytes"].values()) < _LARGE_BYTES
     lines = [line for line in lines if not (line[0] == "less" and small) and not (helped is False and line[0] == tried)]

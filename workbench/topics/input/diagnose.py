@@ -54,17 +54,11 @@ def diagnose_input_pipeline(
     if not facts:
         reason = "the input pipeline was not timed; `workbench input` and `wb.input.audit` do that"
         return Diagnosis.of(record, [CODES.not_measured(code, reason) for code in CODES])
-    limits = {
-        "warn_share": warn_share,
-        "high_share": high_share,
-        "least_wait_s": least_wait_s,
-        "busy_limit": busy_share,
-    }
-    findings = [
-        bound_finding(Pipeline(facts), **limits), _unused(facts, unused_share, least_unused_bytes), _syncs(facts, sync_share),
-        _count(facts), _draws(facts),
-    ]  # fmt: skip
-    return Diagnosis.of(record, findings)
+    bound = bound_finding(
+        Pipeline(facts), warn_share=warn_share, high_share=high_share, least_wait_s=least_wait_s, busy_limit=busy_share
+    )
+    unused, syncs = _unused(facts, unused_share, least_unused_bytes), _syncs(facts, sync_share)
+    return Diagnosis.of(record, [bound, unused, syncs, _count(facts), _draws(facts)])
 
 
 def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
@@ -200,10 +194,8 @@ def diagnose_input_share(
     """
     code, steps = "input.bound", record.steps
     if not {"trial", "data_wait_s", "step_time_s"} <= set(steps.columns):
-        return Diagnosis.of(
-            record,
-            [CODES.finding(code, "ok", "Does not apply: the batches come from no DataLoader of torch.")],
-        )
+        said = "Does not apply: the batches come from no DataLoader of torch."
+        return Diagnosis.of(record, [CODES.finding(code, "ok", said)])
     alone = [] if "trial" not in record.trials else [int(t) for t in record.trials["trial"]]
     lanes = getattr(record, "lanes", None)
     if isinstance(lanes, pd.DataFrame) and "lanes" in lanes:

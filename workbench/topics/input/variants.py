@@ -195,9 +195,7 @@ def compare_storage(data: Any, folder: str | Path, *, examples: int = 4096) -> p
         seconds[storage].append(time.perf_counter() - began)
     rows = []
     for storage, files in stored.items():
-        each, rate = (
-            sum(file.stat().st_size for file in files) / examples,
-            examples / float(np.median(seconds[storage])),
-        )
+        each = sum(file.stat().st_size for file in files) / examples
+        rate = examples / float(np.median(seconds[storage]))
         rows.append({"storage": storage, "files": len(files), "bytes_per_example": each, "examples_per_s": rate, "read_bytes_per_s": rate * each})  # fmt: skip
     return pd.DataFrame(rows)
