@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from workbench.findings.audited import why_missing
 from workbench.record.json_values import to_json
 
 Status = Literal["ok", "warn", "fail", "not_measured"]
@@ -85,6 +86,10 @@ class Codes(dict[str, str]):
     def not_measured(self, code: str, reason: str, **fields: Any) -> Finding:
         """Return the finding that says why nothing is known; `reason` is a clause without a full stop."""
         return self.finding(code, "not_measured", f"Not measured: {reason}.", **fields)
+
+    def missing(self, facts: Mapping[str, Any], name: str, otherwise: str) -> list[Finding]:
+        """Return every code as not measured for want of the facts `name`, with the reason that was stored for it, or `otherwise`."""
+        return [self.finding(code, "not_measured", why_missing(facts, name, otherwise)) for code in self]
 
 
 def named(names: Iterable[str], *, shown: int = 3) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, named
 
@@ -50,8 +49,7 @@ def diagnose_architecture(record: RecordLike, *, deep_layers: int = 10, growth: 
         "reason": "this study has no audit of the model; wb.architecture.Study makes one"
     }
     if facts.get("reason"):
-        reason = why_missing(record.facts, "architecture", facts["reason"])
-        return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
+        return Diagnosis.of(record, CODES.missing(record.facts, "architecture", facts["reason"]))
     limit = deep_layers if facts["weight_layers"] >= deep_layers else None
     findings = (
         _no_residual(facts, limit, deep_layers), _no_norm(facts, limit), _norm_after_add(facts, limit, deep_layers),

@@ -10,7 +10,7 @@ import pandas as pd
 from workbench.curves.seed_comparison import p_value
 from workbench.curves.selection import metric_sign, selected_by_seed
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.audited import Audited, why_missing
+from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding, p_words
 from workbench.record.json_values import number
@@ -46,24 +46,20 @@ def diagnose_batch_norm(
         otherwise = (
             "batch norm was not examined; `workbench diagnose`, wb.batch_norm.Study and wb.batch_norm.audit do that"
         )
-        reason = why_missing(record.facts, "batch_norm", otherwise)
-        findings = tuple(CODES.finding(code, "not_measured", reason) for code in CODES)
-    elif not facts["layers"]:
+        return Diagnosis.of(record, CODES.missing(record.facts, "batch_norm", otherwise))
+    if not facts["layers"]:
         said = "Does not apply: the model has no batch norm layer."
-        findings = tuple(CODES.finding(code, "ok", said) for code in CODES)
-    else:
-        devices = record.facts.get("batch_norm_devices") or []
-        of_processes = judge_processes(facts, devices, harm=harm, large_shift=large_shift, missing_share=missing_share)
-        ghost, small, cold, stale = (CODES.finding(
-            code, "ok", f"Does not apply: none of {facts['layers']} batch norm layers uses the statistics of a batch in training; they are frozen or not reached.",
-        ) for code in list(CODES)[3:])  # fmt: skip
-        if facts.get("unused", 0) < facts["layers"]:
-            ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, few_examples, alpha)
-            cold, stale = _cold_ema(facts, warm, harm), _stale(facts, shift, warm, harm)
-        if facts.get("frozen_new"):
-            cold = _frozen_new(facts)
-        findings = (*of_processes, ghost, small, cold, stale)
-    return Diagnosis.of(record, findings)
+        return Diagnosis.of(record, [CODES.finding(code, "ok", said) for code in CODES])
+    devices = record.facts.get("batch_norm_devices") or []
+    of_processes = judge_processes(facts, devices, harm=harm, large_shift=large_shift, missing_share=missing_share)
+    said = f"Does not apply: none of {facts['layers']} batch norm layers uses the statistics of a batch in training; they are frozen or not reached."
+    ghost, small, cold, stale = (CODES.finding(code, "ok", said) for code in list(CODES)[3:])
+    if facts.get("unused", 0) < facts["layers"]:
+        ghost, small = _ghost_size(record, facts, alpha), _small_batch(record, facts, few_examples, alpha)
+        cold, stale = _cold_ema(facts, warm, harm), _stale(facts, shift, warm, harm)
+    if facts.get("frozen_new"):
+        cold = _frozen_new(facts)
+    return Diagnosis.of(record, (*of_processes, ghost, small, cold, stale))
 
 
 def _cost(facts: Mapping[str, Any]) -> tuple[float, str] | None:

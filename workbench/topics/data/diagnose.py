@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from workbench.curves.class_counts import wilson
-from workbench.findings.audited import Audited, why_missing
+from workbench.findings.audited import Audited
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.topics.data.diagnose_rows import CODES, answer_among, duplicates, leakage, unshuffled, weak_shuffle
@@ -148,9 +148,8 @@ def diagnose_data(
     """
     facts = record.facts.get("data")
     if not facts:
-        nobody = "the data were not examined; `workbench diagnose` and `wb.data.audit` do that"
-        reason = why_missing(record.facts, "data", nobody)
-        return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
+        otherwise = "the data were not examined; `workbench diagnose` and `wb.data.audit` do that"
+        return Diagnosis.of(record, CODES.missing(record.facts, "data", otherwise))
     order, gap = unshuffled(facts, alpha), gap_of(record.facts)
     leaked = leakage(facts, limit=leaked_share, few_rows=few_rows, alpha=alpha)
     sample = record.facts.get("evaluation_sample") or ({} if "preflight" in record.facts else None)

@@ -7,7 +7,6 @@ from typing import Any
 from workbench.curves.class_counts import class_counts
 from workbench.curves.seed_comparison import MIN_EXAMPLES
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding
 from workbench.topics.evaluation.sample_size import (
@@ -71,8 +70,7 @@ def diagnose_evaluation_sample(
         otherwise = (
             "this study did not examine its evaluation set; wb.evaluation.SampleStudy and `workbench diagnose` do"
         )
-        reason = why_missing(known, "evaluation_sample", otherwise)
-        return Diagnosis(findings=tuple(CODES.finding(code, "not_measured", reason) for code in CODES), **about)
+        return Diagnosis(findings=tuple(CODES.missing(known, "evaluation_sample", otherwise)), **about)
     level = {"false_alarm": false_alarm, "power": power}
     if how_models_differ(facts):
         small = _too_small(

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from workbench.curves.losses import DEEP, bottomless
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status, named
 from workbench.topics.one_batch.diagnose_layers import (
@@ -65,8 +64,7 @@ def diagnose_one_batch(
     facts = record.facts.get("one_batch")
     if not facts:
         otherwise = "one batch was not examined; `workbench diagnose` does that before training"
-        reason = why_missing(record.facts, "one_batch", otherwise)
-        return Diagnosis.of(record, tuple(CODES.finding(code, "not_measured", reason) for code in CODES))
+        return Diagnosis.of(record, CODES.missing(record.facts, "one_batch", otherwise))
     fits = _fits(facts, least_progress)
     findings = (
         *_modes(facts, random),

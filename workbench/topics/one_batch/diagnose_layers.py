@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from workbench.curves.trial_curves import RecordLike
-from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status, named
 
@@ -213,8 +212,8 @@ def diagnose_parameters(record: RecordLike, *, small_frac: float = 0.05) -> Diag
     """
     facts = record.facts.get("parameters")
     if not facts:
-        reason = why_missing(record.facts, "parameters", "the parameters that are not trained were not examined")
-        return Diagnosis.of(record, [PARAMETER_CODES.finding(code, "not_measured", reason) for code in PARAMETER_CODES])
+        otherwise = "the parameters that are not trained were not examined"
+        return Diagnosis.of(record, PARAMETER_CODES.missing(record.facts, "parameters", otherwise))
     total = max(int(facts["numbers"]), 1)
     return Diagnosis.of(record, [frozen(facts["frozen"], total, small_frac), _unowned(facts, total)])
 

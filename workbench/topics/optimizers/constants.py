@@ -18,7 +18,6 @@ from workbench.curves.judged import judged
 from workbench.curves.selection import metric_sign, selected_rows, unlearned
 from workbench.curves.sweep import objective, paired_difference
 from workbench.curves.trial_curves import RecordLike, TrialCurve, TrialVerdict, initial_losses, judge
-from workbench.findings.audited import why_missing
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 from workbench.topics.optimizers.rule_ranges import rule_view, rules_in
@@ -144,8 +143,7 @@ def diagnose_replaced(record: RecordLike) -> Diagnosis:
     """Say whether a constant of the update rule, or its weight decay, keeps the baseline from learning."""
     facts = record.facts.get("replaced")
     if not facts:
-        reason = why_missing(record.facts, "replaced", "unusual settings were not looked for")
-        return Diagnosis.of(record, [CODES.finding(code, "not_measured", reason) for code in CODES])
+        return Diagnosis.of(record, CODES.missing(record.facts, "replaced", "unusual settings were not looked for"))
     found = replaced(record)
     return Diagnosis.of(record, [_constants(found, facts["constants"]), _decay(found, facts["constants"])])
 
