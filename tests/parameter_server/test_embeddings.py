@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +229,45 @@ def test_a_table_that_fits_no_other_process_is_drawn_where_it_lies(cluster: Clus
     assert (after != values).any(1).nonzero().flatten().tolist() == [1, 2]
     with pytest.raises(UsageError, match=r"'1.weight' is on the device 'meta'"):
         strategy.place(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), config())
+
+
+@contextlib.contextmanager
+def little_memory(nbytes: int) -> Iterator[None]:
+    """Let this process take so much more memory of its own, and no more."""
+    there = int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]) * 1024
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (there + nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def test_a_table_larger_than_the_memory_of_workers_and_coordinator_trains(cluster: Cluster, engine: str) -> None:
+    if engine == "threads":
+        pytest.skip("its servers are in this process")
+    rows, ids, more = 4_000_000, torch.arange(0, 4_000_000, 40_000), 160 * 2**20  # threads take 8 MB each
+    strategy = ParameterServerStrategy(cluster, variable_partitioner=FixedShardsPartitioner(2))
+    coordinator = ClusterCoordinator(strategy)
+
+    def train(placed: PlacedModule) -> tuple[float, float, bool]:
+        losses, fits = [], False
+        with little_memory(more):
+            for _ in range(3):
+                with placed.step() as model:
+                    loss = model(ids).square().sum()
+                    loss.backward()
+                losses.append(float(loss))
+            with contextlib.suppress(RuntimeError, MemoryError):
+                fits = bool(torch.ones(rows, WIDTH)[0, 0])
+        return losses[0], losses[-1], fits
+
+    with little_memory(more):
+        placed = strategy.place(nn.Embedding(rows, WIDTH, device="meta"), config(), embeddings="adagrad")
+        found = coordinator.fetch([coordinator.schedule(train, args=(placed,)) for _ in range(6)])
+    assert all(last < first and not fits for first, last, fits in found)
+    placed.delete()
+    coordinator.shutdown()
 
 
 def test_a_table_is_used_as_it_is_in_torch(strategy: ParameterServerStrategy) -> None:
