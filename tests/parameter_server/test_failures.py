@@ -424,8 +424,8 @@ def test_a_server_dies_while_a_worker_is_away(up: Up) -> None:
         coordinator.join(timeout_s=20.0)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_server_that_came_back_empty_is_told_too(up: Up, asked: bool) -> None:
+@pytest.mark.parametrize("asked", ["scheduled", "on every worker", ""])
+def test_a_server_that_came_back_empty_is_told_too(up: Up, asked: str) -> None:
     """Behaviour 64: not silently zero, also where nothing is scheduled and `done` alone says so."""
     cluster, strategy, coordinator = up(2, 1)
     total = strategy.variable(5.0)
@@ -433,8 +433,11 @@ def test_a_server_that_came_back_empty_is_told_too(up: Up, asked: bool) -> None:
     cluster.engine.kill("ps", 0)
     cluster.engine.restart("ps", 0)
     wait_until(lambda: cluster.engine.incarnation("ps", 0) != before)
+    if asked == "on every worker":  # who asks so is told, and who schedules all the same
+        with pytest.raises(UnavailableError, match="ps 0"):
+            coordinator.on_every_worker(float, [total])
     with pytest.raises(UnavailableError, match="ps 0"):  # noqa: PT012 - whichever comes first
-        if asked:
+        if asked == "scheduled":
             coordinator.schedule(slow_add, args=(total, None, 0.0))
             coordinator.join(timeout_s=20.0)
         wait_until(lambda: not coordinator.done())

@@ -322,7 +322,7 @@ class CoordinatorMetrics:
         self._counts = Counter(closures_executed=0, closures_failed=0, remote_value_fetch=0, worker_failures=0)
         self._busy_s: Counter[int] = Counter()
         self._closures: Counter[int] = Counter()
-        self._recovery_s: list[float] = []
+        self.recovery_s: list[float] = []  # until a worker was back, each time
 
     def count(self, name: str) -> None:
         """Add one."""
@@ -336,14 +336,9 @@ class CoordinatorMetrics:
             self._closures[worker] += 1
             self._busy_s[worker] += seconds  # type: ignore[assignment]
 
-    def recovered(self, seconds: float) -> None:
-        """Note a worker that is back."""
-        with self._lock:
-            self._recovery_s.append(seconds)
-
     def report(self) -> dict[str, Any]:
         """Return closures_executed, closures_failed, remote_value_fetch, worker_failures, and by worker closures and busy_s."""
         with self._lock:
             return dict(self._counts) | {
-                "closures": dict(self._closures), "busy_s": dict(self._busy_s), "recovery_s": list(self._recovery_s),
+                "closures": dict(self._closures), "busy_s": dict(self._busy_s), "recovery_s": list(self.recovery_s),
             }  # fmt: skip

@@ -182,11 +182,11 @@ class Dispatcher:
 
     def _task_gone(self, worker: int, closure: Closure, error: UnavailableError) -> None:
         if error.job == "worker":
-            given_up = self._given_up(closure, worker)
-            if given_up is None:
+            closure.lost.append(worker)
+            if len(closure.lost) < self._max_attempts:
                 self.queue.put_back(closure)
             else:
-                self.queue.mark_failed(closure, given_up)
+                self.queue.mark_failed(closure, GivenUpError(closure.name, closure.lost))
             self._recover(worker)
             return
         gone = self.engine.check("ps", error.index)
@@ -197,16 +197,12 @@ class Dispatcher:
         if gone is None and same and len(recent) <= TRANSIENT_FAILURES:
             self.queue.put_back(closure)
             return
-        self._told.add((error.index, self.engine.incarnation("ps", error.index)))
+        if closure.tag is None:  # else whoever schedules does not hear of it
+            self._told.add((error.index, self.engine.incarnation("ps", error.index)))
         self.queue.mark_failed(closure, error)
 
-    def _given_up(self, closure: Closure, worker: int) -> GivenUpError | None:
-        """Note that a worker died while it ran a closure; the error where no other one may try it."""
-        closure.lost.append(worker)
-        return GivenUpError(closure.name, closure.lost) if len(closure.lost) >= self._max_attempts else None
-
-    def _recover(self, worker: int) -> bool:
-        """Wait for a worker to come back and let it make its resources again; False if everything ended before."""
+    def _recover(self, worker: int) -> None:
+        """Wait for a worker to come back and let it make its resources again."""
         begun = time.perf_counter()
         self.metrics.count("worker_failures")
         lost: Counter[int] = Counter()
@@ -226,9 +222,8 @@ class Dispatcher:
                     given_up = GivenUpError(getattr(make, "__qualname__", repr(make)), [worker] * lost[resource])
                     self.resources[resource] = partial(refuse, given_up)  # whoever needs it is told
                 continue
-            self.metrics.recovered(time.perf_counter() - begun)
-            return True
-        return False
+            self.metrics.recovery_s.append(time.perf_counter() - begun)
+            return
 
     def _watch_servers(self) -> None:
         """Tell of a server's death, once for each of its lives, also where no closure asks it anything (behaviours 61 to 63)."""
