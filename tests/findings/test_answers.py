@@ -70,7 +70,7 @@ def test_an_alarm_takes_the_place_of_what_is_well() -> None:
 
 def test_an_own_lr_outside_of_what_trains_best_is_told_how_far_it_is() -> None:
     far = finding("lr.best", value=0.1, evidence={"baseline_lr": 0.01, "low": 0.05, "high": 0.2})
-    assert answered(far)["Learning rate"] == "About lr.best. About lr.too_low. About lr.unstable."
+    assert answered(far)["Learning rate"] == "Keep 0.01. About lr.best. About lr.too_low. About lr.unstable."
     low, bottomless = finding("lr.too_low", "fail"), finding("loss.unbounded", "fail")
     made = Diagnosis(findings=(far, low, bottomless, *WELL[2:]), recommendation=KEPT)
     assert (made.answers[0].status, made.answers[0].text) == ("ok", "About lr.best. About lr.unstable."), (

@@ -66,6 +66,14 @@ def test_a_run_that_blows_up_leaves_the_others_readable(peak: float) -> None:
     assert not any("off scale" in label for label in labels if label.startswith("lr 0.1"))
 
 
+def test_what_a_label_calls_the_maximum_is_that_of_the_losses_and_not_of_their_median() -> None:
+    blown = np.geomspace(2.0, 0.5, 400)
+    blown[2:12] = np.r_[40.0, 300.0, np.full(8, 60.0)]
+    assert (
+        "lr 0.2, off scale at ▲ (max 300)" in curves(np.geomspace(2.0, 0.5, 400), blown).get_legend_handles_labels()[1]
+    )
+
+
 def test_negative_losses_beside_a_blow_up_can_be_read() -> None:
     ax = curves(np.linspace(3, -4, 60), [3.0, 1e20, 5.0])
     assert ax.get_yscale() == "symlog"

@@ -199,14 +199,16 @@ def nothing_learns(
     evidence |= {"lr": point.lr, "end_loss": point.loss, "second_half": half, "second_half_se": error}
     unknown = partial(CODES.not_measured, CODE, evidence=evidence)
     shown = f"the lowest training loss at the end is {point.loss:.4g}, at lr {point.lr:.4g}"
-    if table.chance is None or table.loss_ref < table.chance - noise_sds * error:
-        start = "the loss of a constant output is unknown" if table.chance is None else "the model begins below chance"
+    above = table.chance is not None and table.loss_ref >= table.chance - noise_sds * max(error, table.noise)
+    if table.chance is None or not above or half + noise_sds * error < table.chance - worth:
+        known = (
+            "the loss of a constant output is unknown" if table.chance is None else "the model may begin below chance"
+        )
         alone = _one_lr(curves, point, evidence, noise_sds)
+        told = unknown(f"{known}, and no lr ends clearly below the first loss, {table.loss_ref:.4g}; {shown}")
         if table.chance is None and alone.status == "warn" and _wide(record, table):
             held = f"at lr {point.lr:.4g}, the best of {len(table.points)}, {alone.summary.partition(': ')[2]}"
             told = replace(alone, summary=f"The training loss falls at no learning rate: {held}")
-        else:
-            told = unknown(f"{start}, and no learning rate improves on the start; {shown}")
         return told
     held = f"{shown}; the best constant output costs {table.chance:.4g}, the untrained model {table.loss_ref:.4g}"
     if learned is not None and (falls or error > worth):
@@ -357,10 +359,8 @@ def nothing_clear(table: SweepTable) -> str:
     if point is None or table.level - point.loss <= 1e-6 * abs(table.level):
         return f"no learning rate brought the loss below {level}{': try smaller ones' if all_rose(table) else ''}"
     if table.too_short:
-        return (
-            f"runs of {table.total_steps} updates are too short to tell learning from noise; {FEWEST_STEPS} are needed"
-        )
-    return f"the lowest loss, {point.loss:.4g} at lr {point.lr:.4g}, lies below {level}, {table.level:.4g}, but no further than its noise"
+        return f"runs of {table.total_steps} updates are too short to tell learning from noise; {FEWEST_STEPS} will do"
+    return f"the lowest loss, {point.loss:.4g} at lr {point.lr:.4g}, lies below {level}, {table.level:.4g}, by less than four standard errors ({4 * table.noise:.2g})"
 
 
 def _end(

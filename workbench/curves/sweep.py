@@ -34,6 +34,7 @@ class LRPoint:
     outcomes: tuple[str, ...]
     lasting: int  # how many seeds are lastingly unstable
     trials: tuple[int, ...]
+    peak: float = math.nan  # highest loss of its runs that stayed finite
 
     @property
     def unstable(self) -> bool:
@@ -55,7 +56,8 @@ class SweepTable:
     memory: float  # momentum or beta1 of the optimizer
     loss_ref: float  # loss of the initial model, mean over the seeds
     progress: float  # how far the best trial came below the initial model, or below chance where that is lower
-    learned: bool  # the progress of some lr, or its lead over a smaller one, stands out of the noise
+    learned: bool  # the progress of some lr, its lead over a smaller one, or its fall, stands out of the noise
+    noise: float = 0.0  # standard error of that progress: of the end, and of the first batch where that sets the level
     total_steps: int
     chance: float | None = None  # loss of the best constant output, None where unknown
 
@@ -82,6 +84,10 @@ class SweepTable:
     def best(self) -> int | None:
         """The same, or None when no lr makes progress: then the lowest objective is a matter of chance."""
         return self.lowest if self.learned else None
+
+    def exploded(self, point: LRPoint, *, times: float = 10.0) -> bool:
+        """Whether the loss rose `times` as high as it began, though it came back (rule of thumb, as for the axes of figures)."""
+        return not point.unstable and point.peak > times * max(abs(self.loss_ref), self.progress)
 
     @property
     def level(self) -> float:
@@ -158,23 +164,36 @@ def sweep_of_curves(full_length: Sequence[TrialCurve], *, tail_frac: float = 0.1
     if best is None:
         return table
     table = replace(table, points=_with_differences(points, groups, best, tail_frac))
-    return replace(table, learned=_learned(table, best, [item.curve for item in groups[best]], _start_noise(peers)))
+    se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
+    table = replace(table, noise=se if table.level < table.loss_ref else math.hypot(_start_noise(peers), se))
+    return replace(table, learned=_learned(table, best, [item.curve for item in groups[best]], se, peers))
 
 
-def _learned(table: SweepTable, best: int, curves: Sequence[TrialCurve], start_noise: float) -> bool:
-    """Tell whether the best lr came below the loss of knowing nothing by more than the noise of the last steps."""
+def _learned(
+    table: SweepTable, best: int, curves: Sequence[TrialCurve], se: float, peers: Sequence[TrialCurve]
+) -> bool:
+    """Tell whether the best lr came below the loss of knowing nothing by more than the noise."""
     if table.too_short:
         return False
-    se = max(_finite_or_zero(table.points[best].loss_se), 4 * float(np.finfo(np.float32).eps) * abs(table.level))
+    if table.progress > _NOISE_SDS * table.noise:
+        return True
+    if table.noise_free or table.progress <= 0:
+        return False
     if table.level < table.loss_ref:
         later, error = mean_and_error([c.loss[c.planned_rows // 2 :] for c in curves])
-        below = not table.noise_free and table.level - later > _NOISE_SDS * max(error, se / 4)
-        return table.progress > _NOISE_SDS * se or below
+        return table.level - later > _NOISE_SDS * max(error, se / 4)
     worse_below = any(
         p.above_best > max(_NOISE_SDS * _finite_or_zero(p.above_best_se), 0.0) for p in table.points[:best]
     )
-    lead = table.progress > 0 and not table.noise_free and worse_below
-    return table.progress > _NOISE_SDS * math.hypot(start_noise, se) or lead
+    return worse_below or _fell(table, table.points[best].loss, se, peers)
+
+
+def _fell(table: SweepTable, end: float, se: float, peers: Sequence[TrialCurve]) -> bool:
+    """Tell whether the best run ends lower than the smallest lr spent its first tenth, and than chance: a lucky first batch hides that."""
+    smallest = [c for c in peers if c.lr == table.points[0].lr]
+    head, error = mean_and_error([c.loss[: max(10, c.planned_rows // 10)] for c in smallest])
+    below = table.chance is None or table.chance - end > _NOISE_SDS * se
+    return below and head - end > _NOISE_SDS * math.hypot(error, se)
 
 
 def _point(group: Sequence[TrialVerdict], tail_frac: float) -> LRPoint:
@@ -187,6 +206,7 @@ def _point(group: Sequence[TrialVerdict], tail_frac: float) -> LRPoint:
         lr=group[0].curve.lr, loss=float(np.mean(losses)), loss_se=max(within, between), losses=losses,
         seeds=tuple(v.curve.seed for v in group), outcomes=tuple(v.verdict.outcome for v in group),
         lasting=sum(v.is_lasting() for v in group), trials=tuple(v.curve.trial for v in group),
+        peak=max((float(v.curve.loss.max()) for v in group if not v.curve.diverged), default=math.nan),
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def answers(findings: Sequence[Finding], recommendation: Mapping[str, Any] | Non
     findings = causes_first(findings)
     alarms = [f for f in findings if f.status in _ALARMS and not f.follows_from]
     return (
-        _learning_rate(findings, alarms),
+        _learning_rate(findings, alarms, _config(findings, recommendation)),
         _stability(findings, alarms),
         _broken(findings, alarms),
         _config(findings, recommendation),
@@ -59,8 +59,8 @@ def _told(question: str, found: Sequence[Finding]) -> Answer:
     return Answer(question=question, status=worst([f.status for f in found]), text=text, codes=tuple(f.code for f in found))  # fmt: skip
 
 
-def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
-    """The first alarm about the learning rate, else where it is best and how far the own one is; and from where on it is too high."""
+def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding], config: Answer) -> Answer:
+    """The first alarm about the learning rate, else where it is lowest and how far the own one is; and from where on it is too high."""
     lead = [*_of(alarms, "lr."), *_of(findings, "lr.best")][:1]
     own, low, high = (lead[0].evidence.get(name) for name in ("baseline_lr", "low", "high"))
     if lead[0].code == "lr.best" and own is not None and low is not None and high is not None:
@@ -68,10 +68,12 @@ def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding]) -> An
         lead += [f for f in _of(findings, far) if not low <= own <= high and not f.follows_from]
     edge = [f for f in _of(findings, "lr.unstable") if f.value is not None or "short_upper" in f.evidence]
     told = _told("Learning rate", [*lead, *edge])
+    if len(lead) > 1 and config.text.startswith("Keep"):
+        told = replace(told, text=f"Keep {own:.4g}. {told.text}")
     beyond = [f for f in _of(findings, "lr.grid_edge") if f.status == "not_measured" and lead[0].status == "ok"]
     ends = {"low": ("below", "lowest_lr"), "high": ("above", "highest_lr")}
     sides = [(f, *ends[f.evidence["border"]]) for f in beyond if f.evidence.get("border")]
-    text = " ".join([told.text, *(f"A better one may lie {word} {f.evidence[end]:.4g}." for f, word, end in sides)])
+    text = " ".join([told.text, *(f"None {word} {f.evidence[end]:.4g} was compared." for f, word, end in sides)])
     return replace(told, text=text, status=worst([told.status, *(f.status for f in beyond)]), codes=(*told.codes, *(f.code for f in beyond)))  # fmt: skip
 
 

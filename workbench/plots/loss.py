@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -36,6 +37,7 @@ SHARE, WIDEST = 50, 65
 MOST_STROKES = 4
 """Steps in which a smoothed loss moves by more than a factor of three; of more, the median is taken over more steps (rule of thumb): they hatch the picture."""
 OTHERS = "other learning rates"
+_HIGHEST = WeakKeyDictionary[Line2D, float]()  # of the losses that a line is the median of
 
 
 def draw_trial_loss(
@@ -83,6 +85,7 @@ def draw_trial_loss(
     label, over = f"{name}{ratio}" + (f": {note}" if note else ""), 2.5 - 0.01 * index
     line = draw_curve(ax, steps, smoothed, color=color, linestyle=style, linewidth=1.1, zorder=over, label=label)
     line.set_gid(key)
+    _HIGHEST[line] = float(losses[finite].max())
     if not finite.all():
         last = int(np.flatnonzero(finite)[-1])
         ended = f"{name} diverged at step {int(steps[~finite][0]):,}"
@@ -163,7 +166,7 @@ def _mark_exits(ax: Axes, curves: Sequence[Line2D], top: float) -> None:
         x, y = (np.asarray(data, dtype=np.float64) for data in line.get_data())
         beyond = np.flatnonzero(np.nan_to_num(y, nan=-np.inf) > top)
         if beyond.size and not str(line.get_label()).endswith(OTHERS):
-            label, peak = str(line.get_label()), float(np.nanmax(y))
+            label, peak = str(line.get_label()), _HIGHEST.get(line, float(np.nanmax(y)))
             reach = f" (max {'> ' if peak >= LARGEST else ''}{short(peak)})"
             line.set_label(f"{label}, off scale at ▲" + ("" if "max" in label else reach))
             ax.plot(x[beyond[0]], top, "^", color=line.get_color(), markersize=8, clip_on=False, zorder=6)

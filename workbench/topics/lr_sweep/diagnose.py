@@ -122,14 +122,14 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
     mine = any(math.isclose(lr, baseline, rel_tol=1e-9) for lr in alike)
     if len(alike) > 1:
         how = (
-            f"train equally well; yours ({baseline:.4g}) is one of them"
+            ("By training loss, ", f" train equally well; yours ({baseline:.4g}) is one of them")
             if mine
-            else f"are best and equal; the safest choice is {best.lr:.4g}"
+            else ("Lowest training loss: ", f", equally low; the safest of them is {best.lr:.4g}")
         )
-        summary = f"By training loss, {alike[0]:.4g} to {alike[-1]:.4g} {how}"
+        summary = f"{how[0]}{alike[0]:.4g} to {alike[-1]:.4g}{how[1]}"
         summary += differ_by_metric(study, table, among, baseline)
     else:
-        summary = f"Best by training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"
+        summary = f"Lowest training loss: {f'yours ({baseline:.4g})' if mine else f'{best.lr:.4g}'}, within {best.low:.4g} to {best.high:.4g}"
     if _cut_short(study, best) and not (mine and len(alike) > 1):
         yours = ", yours" if math.isclose(best.lr, baseline, rel_tol=1e-9) else ""
         alone = sum(not p.unstable for p in table.points) == 1
@@ -254,7 +254,7 @@ def _at_edge(
     found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=edge_ratio, evidence=evidence)
     if not at_edge:
         clear = "well above it" if ratio > edge_ratio else f"but lr {lowest:.4g} trains as well"
-        return found("ok", f"Instability starts at {ratio:.3g} times the best lr, {clear}.")
+        return found("ok", f"Instability without recovery starts at {ratio:.3g} times the best lr, {clear}.")
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
     tried = " or ".join(dict.fromkeys(words)) or "a fix"

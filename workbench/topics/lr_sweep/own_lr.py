@@ -36,6 +36,7 @@ class Rival:
     # `gain` as a share of what this lr learned by this metric; infinite where the own lr has no finite value
     share: float
     lost: float  # how much higher the own training loss ends, as a share of what the sweep learned
+    proved: bool  # whether it was trained under several seeds
     passed: Mapping[float, str]  # the other lrs -> why they are not the rival; the best by `select` first
 
     def shows(self, share: float, *, noise_sds: float = 2.0) -> bool:
@@ -54,7 +55,7 @@ class Rival:
         for lr, why in [(lr, why) for lr, why in self.passed.items() if why != _WORSE][:_NAMED]:
             alike.setdefault(why, []).append(f"{lr:.4g}")
         told = ", ".join(f"{' and '.join(lrs)} ({why})" for why, lrs in alike.items())
-        return f". Left out: {told}" if told else ""
+        return f"; better, but left out: {told}" if told else ""
 
     @property
     def less(self) -> str:
@@ -110,7 +111,16 @@ def best_rival(
         passed = {p.lr: _NEAR if p.loss < value else _WORSE for p in beside}
     lost = (own.loss - point.loss) / table.progress
     return Rival(
-        lr=point.lr, select=select, own=mine, value=value, gain=gain, noise=noise, share=share, lost=lost, passed=passed
+        lr=point.lr,
+        select=select,
+        own=mine,
+        value=value,
+        gain=gain,
+        noise=noise,
+        share=share,
+        lost=lost,
+        passed=passed,
+        proved=len(trials_with(record, record.config | {"peak_lr": point.lr})) > 1,
     )
 
 
@@ -136,7 +146,8 @@ def differ_by_metric(
     if len(found) < 2:
         return ""
     (low, best, theirs), (high, worst, _) = (pick(found, key=lambda item: item[0]) for pick in (min, max))
-    if high - low <= max(noise_sds * theirs["noise"], material_frac * (_start(record, table, best) - low)):
+    learned = _start(record, table, best) - low
+    if high - low <= max(noise_sds * theirs["noise"], material_frac * learned):
         return ""
     names = ["yours" if math.isclose(p.lr, own, rel_tol=1e-9) else f"{p.lr:.4g}" for p in (worst, best)]
     differ = len({len(p.trials) for _, p, _ in found}) > 1
@@ -146,9 +157,9 @@ def differ_by_metric(
         return f"{sign * value:.4g}{f' ({seeds})' * differ}"
 
     mine = [
-        f", yours {shown(value, p)}"
+        f", yours {shown(value, p)}: {100 * (value - low) / learned:.2g} % of what training gains"
         for value, p, _ in found
-        if "yours" not in names and math.isclose(p.lr, own, rel_tol=1e-9)
+        if "yours" not in names and math.isclose(p.lr, own, rel_tol=1e-9) and learned > 0
     ]
     return f". By {select} of the selected checkpoints {names[0]} is the worst of them, {shown(high, worst)}; {names[1]} has {shown(low, best)}{''.join(mine)}"
 
@@ -190,7 +201,8 @@ def own_lr_findings(
     own = next((p for p in table.points if math.isclose(p.lr, baseline, rel_tol=1e-9)), None)
     if own is None:
         return _unheld(float(baseline), best, bracket, ratio)
-    trained = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
+    calm = [i for i, p in enumerate(table.points) if math.isfinite(p.loss) and not p.unstable]
+    trained = [i for i in calm if not table.exploded(table.points[i])] or calm
     smaller = [i for i in trained if table.points[i].lr * ratio <= own.lr * (1 + 1e-9)]
     larger = [i for i in trained if table.points[i].lr >= ratio * own.lr * (1 - 1e-9)]
     below, above = below_edge(table, smaller), below_edge(table, larger)
@@ -238,8 +250,8 @@ def _too_low(
     if other.status != "ok" or value <= ratio * (1 + 1e-9) or rival is None:
         return found("ok", f"{start} {_distance(value, ratio)} the best lr tried, {best.lr:.4g}.")
     if not rival.shows(limits[0]) or rival.lost < limits[0]:
-        as_well = "trains about as well as" if rival.gain > 0 else "trains no worse than"
-        well = f"{start} {as_well} the best larger one, {rival.lr:.4g}: {rival.words}"
+        as_well = "about as well as" if rival.gain > 0 else "no worse than"
+        well = f"{start} does {as_well} the larger {rival.lr:.4g}: {rival.words}"
         return found("ok", f"{well}{rival.little(limits[0], min(rival.share, rival.lost))}{rival.left_out}.")
     use, advice = _use(rival, best, own, "Raise")
     status: Status = "fail" if min(rival.share, rival.lost) >= limits[1] else "warn"
@@ -292,6 +304,8 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
     why = f" ({how}: {best.lr:.4g})" if other else ""
     if other and rival is not None and (passed := rival.passed.get(best.lr)):
         why = f", not {best.lr:.4g} ({how}, but {passed})"
+    if rival is None or not rival.proved:
+        return f": try {lr:.4g}{why}", [f"Try peak_lr={lr:.4g}: one run speaks for it."]
     return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 

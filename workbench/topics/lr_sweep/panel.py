@@ -4,11 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.diagnosis import Diagnosis, read_diagnosis
 from workbench.panels.controls import Answer, Choice, controls_panel, needs, nothing
-from workbench.plots.frames import finding, recommended, trials_at
+from workbench.plots.frames import curve, finding, recommended, trials_at
 from workbench.plots.render import Draw
+from workbench.plots.words import four_digits
 from workbench.record.json_values import number
 from workbench.topics.lr_sweep.diagnose import diagnose_lr_sweep
 from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
@@ -16,7 +19,18 @@ from workbench.topics.lr_sweep.figures import plot_loss_curves, plot_lr_sweep
 ALT = "The objective against the learning rate with one of them marked, and its loss curve over those of the others."
 
 
-def _distance(diagnosis: Diagnosis, row: Mapping[str, Any]) -> str:
+def _rise(record: RecordLike, row: Mapping[str, Any]) -> str:
+    """Say how a run that stayed stable in the end got there."""
+    if not set(row.get("outcomes") or ()) & {"recovered", "settling"}:
+        return "stable"
+    curves = [curve(record, int(trial), "loss") for trial in row["trials"]]
+    steps, losses = max(curves, key=lambda found: np.nanmax(found[1]))
+    at, high = int(steps[np.nanargmax(losses)]), float(np.nanmax(losses))
+    peak = f"{high:,.0f}" if 1e3 <= high < 1e6 else four_digits(high)
+    return f"rises to {peak} at step {at:,} and recovers"
+
+
+def _distance(record: RecordLike, diagnosis: Diagnosis, row: Mapping[str, Any]) -> str:
     """Say how one trained learning rate did, and how far it is from the best and from the unstable one."""
     lr, loss = float(row["lr"]), number(row.get("loss"))
 
@@ -27,7 +41,7 @@ def _distance(diagnosis: Diagnosis, row: Mapping[str, Any]) -> str:
         why = f", as good as {lowest:.4g}, which has the lowest loss" if lowest != value else ""
         return f"{lr / value:.3g}× {name} ({value:.4g}{why})" if math.isfinite(value) else unknown
 
-    how = "unstable" if row.get("unstable") else "stable"
+    how = "unstable" if row.get("unstable") else _rise(record, row)
     how = "diverged" if row.get("state") == "diverged" else "not trained" if math.isnan(loss) else how
     end = f", training loss at the end {loss:.4g}" if math.isfinite(loss) else ""
     best = held_against("lr.best", "the best lr", "best lr not measured")
@@ -64,7 +78,7 @@ def lr_sweep_panel(record: RecordLike, diagnosis: Diagnosis | None = None, *, li
     def answer(lr: float) -> Answer:
         sweep: Draw = lambda ax: plot_lr_sweep(record, found, mark=lr, ax=ax)  # noqa: E731 - an answer holds functions
         curves: Draw = lambda ax: plot_loss_curves(record, trials=trials, mark=lr, ax=ax)  # noqa: E731
-        return Answer(_distance(found, rows[lr]), [sweep, curves])
+        return Answer(_distance(record, found, rows[lr]), [sweep, curves])
 
     start = min(lrs, key=lambda lr: abs(lr - wanted))
     control = Choice(label="learning rate", options=[(f"{lr:.4g}", lr) for lr in lrs], start=start)

@@ -341,8 +341,9 @@ def _headroom(study: _Instability, near: float) -> Finding:
     evidence = {"initial_critical_lr": facts.get("initial_critical_lr"), "baseline_lr": base}
     found = partial(CODES.finding, code, threshold=near, unit="unstable lr / baseline lr")
     top = max((p.lr for p in study.table.points if not p.unstable), default=0.0)
+    rising = _explosions(study)
     if lr is None and study.best is not None and top > near * base > 0:
-        summary = f"No instability up to {_times(top / base)} times the baseline's lr, the largest that was trained {length_of_runs(facts)}."
+        summary = f"{rising}No {'lasting ' * bool(rising)}instability up to {_times(top / base)} times the baseline's lr, the largest that was trained {length_of_runs(facts)}."
         return found("ok", summary, value=top / base, evidence=evidence | {"lower": top, "upper": None})
     if lr is None or base <= 0:
         reason = "no unstable learning rate was found, and the critical lr, at which a step stops lowering the loss of its batch, was not measured"
@@ -361,7 +362,17 @@ def _headroom(study: _Instability, near: float) -> Finding:
     evidence |= {"source": source, "lr": lr, "lower": ends[0], "upper": ends[1]}
     status: Status = "warn" if small else "ok"
     advice = advise("early") if small else []
-    return found(status, f"Instability starts {shown}.", value=value, evidence=evidence, advice=advice)
+    kind = "Instability without recovery" if source == "lr.unstable" else "Instability"
+    return found(status, f"{rising}{kind} starts {shown}.", value=value, evidence=evidence, advice=advice)
+
+
+def _explosions(study: _Instability) -> str:
+    """Say from which lr on the loss rises far above its start and comes back, which is no instability that lasts; "" where none was seen."""
+    point = next((p for p in study.table.points if p.lr > study.baseline > 0 and study.table.exploded(p)), None)
+    if point is None:
+        return ""
+    from_on = f"From {_times(point.lr / study.baseline)} times the baseline's lr on ({point.lr:.4g})"
+    return f"{from_on} the loss rises from {study.table.loss_ref:.4g} to {point.peak:,.4g} or more and recovers. "
 
 
 def _times(ratio: float) -> str:
