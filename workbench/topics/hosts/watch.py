@@ -1,4 +1,4 @@
-"""`HostsWatch`: all watches of one rank together, and the file with its facts; those of collectives, files, processes and the trainer are here."""
+"""`HostsWatch`: all watches of one rank together, and the file with its facts; those of collectives, files and the trainer are here."""
 
 from __future__ import annotations
 
@@ -71,8 +71,12 @@ class HostsWatch:
         trainer = TrainerWatch(state, patches, updates, loaders, buffers, files=files)
         self._watches: list[Any] = [
             models, updates, buffers, CollectiveWatch(state, patches, updates, trainer.install), loaders, DrawWatch(state, patches),
-            files, SpawnWatch(state, patches, refused=launched),
+            files,
         ]  # fmt: skip
+        self._launched, self._spawned = launched, 0
+        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            for name in ("spawn", "start_processes"):
+                patches.wrap(module, name, functools.partial(self._on_spawn, name))
         self._open = True
         self._dog = None if timeout_s is None else Watchdog(state, timeout_s)
 
@@ -93,7 +97,7 @@ class HostsWatch:
         state.on_train_call.clear()
         found: dict[str, Any] = {
             "rank": state.rank, "world": state.world, "host": platform.node(), "cores": os.cpu_count(),
-            "initialised": state.initialised,
+            "initialised": state.initialised, "spawned": self._spawned,
         }  # fmt: skip
         for watch in self._watches:
             found |= watch.facts()
@@ -101,6 +105,20 @@ class HostsWatch:
         if self._dog is not None:
             self._dog.close()
         return path
+
+    def _on_spawn(
+        self, name: str, original: Any, fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any
+    ) -> Any:
+        """Count processes that the script starts, in which nobody looks unless they call `audit_hosts` themselves."""
+        if self._launched and self.state.here:
+            raise UsageError(
+                f"the script starts {nprocs} processes itself, with torch.multiprocessing.{name}: nobody observes these, and "
+                f"every one of the {self.state.world} ranks would start them again. Call {getattr(fn, '__name__', 'the function')} "
+                "with int(os.environ['RANK']) in the place of spawn, as under torchrun; or call workbench.hosts.audit() at the "
+                "top of that function, and start the script as always."
+            )
+        self._spawned += nprocs
+        return original(fn, args, nprocs, *rest, **kwargs)
 
 
 class CollectiveWatch:
@@ -220,34 +238,6 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("open", "import"):  # of hundreds a second
         for watch in _LISTENING:
             watch.heard(event, arguments)
-
-
-class SpawnWatch:
-    """Counts processes that `torch.multiprocessing.spawn` starts, in which nobody looks unless they call `audit_hosts` themselves."""
-
-    def __init__(self, state: State, patches: Patches, *, refused: bool) -> None:
-        self._state, self._refused = state, refused
-        self._spawned = 0
-        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-            for name in ("spawn", "start_processes"):
-                patches.wrap(module, name, functools.partial(self._on_spawn, name))
-
-    def facts(self) -> dict[str, Any]:
-        """Return what was seen, as JSON values."""
-        return {"spawned": self._spawned}
-
-    def _on_spawn(
-        self, name: str, original: Any, fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any
-    ) -> Any:
-        if self._refused and self._state.here:
-            raise UsageError(
-                f"the script starts {nprocs} processes itself, with torch.multiprocessing.{name}: nobody observes these, and "
-                f"every one of the {self._state.world} ranks would start them again. Call {getattr(fn, '__name__', 'the function')} "
-                "with int(os.environ['RANK']) in the place of spawn, as under torchrun; or call workbench.hosts.audit() at the "
-                "top of that function, and start the script as always."
-            )
-        self._spawned += nprocs
-        return original(fn, args, nprocs, *rest, **kwargs)
 
 
 class TrainerWatch:
