@@ -166,7 +166,7 @@ def wrong(batch: Any) -> None:
         (loader(At20(hangs)), {"timeout_s": 0.4}, DataError, r"no batch for 0.4 s, which is the time limit.*hangs \(test_input\.py"),
         (loader(At20(hangs), num_workers=1), {"timeout_s": 0.4}, DataError, "no batch for 0.4 s.*worker processes"),
         (loader(Items()), {"step": wrong}, UsageError,
-         rf"^your step raised RuntimeError: .* \(test_input.py, line {wrong.__code__.co_firstlineno + 1}: .*\), on a batch that is a list of \[Tensor, Tensor\]\.$"),
+         rf"^your step raised RuntimeError: .* \(test_input.py, line {wrong.__code__.co_firstlineno + 1}: .*\), on a batch that is \(Tensor\[8, 16\], Tensor\[8\]\)\.$"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_timed_is_refused_in_a_persons_own_words(

@@ -278,7 +278,9 @@ class Collate:
         except DataError:
             raise
         except Exception as error:
-            kinds = list(dict.fromkeys(_kind(item) for item in items)) if isinstance(items, list) else [_kind(items)]
+            kinds = (
+                list(dict.fromkeys(kind_of(item) for item in items)) if isinstance(items, list) else [kind_of(items)]
+            )
             by = getattr(self.collate, "__name__", type(self.collate).__name__)
             raise DataError(
                 f"{by} could not make a batch of the {self.split} split ({type(error).__name__}: {str(error).partition(chr(10))[0]}). Its items "
@@ -286,8 +288,12 @@ class Collate:
             ) from error
 
 
-def _kind(item: Any) -> str:
+def kind_of(item: Any) -> str:
+    """Return what an item or a batch is made of: "(Tensor[32, 3], int)"."""
+    if isinstance(item, Mapping):
+        parts = [f"{key!r}: {kind_of(part)}" for key, part in itertools.islice(item.items(), 4)]
+        return f"{{{', '.join(parts)}{', ...' * (len(item) > 4)}}}"
     if isinstance(item, (tuple, list)):
-        return f"({', '.join(_kind(part) for part in item[:4])}{', ...' * (len(item) > 4)})"
+        return f"({', '.join(kind_of(part) for part in item[:4])}{', ...' * (len(item) > 4)})"
     shape = getattr(item, "shape", None)
     return "None" if item is None else type(item).__name__ + ("" if shape is None else str(list(shape)))

@@ -4,7 +4,7 @@ import inspect
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from workbench.topics.input.collect import Budget, Stepping, collect_input
 from workbench.topics.input.diagnose import diagnose_input_pipeline
 from workbench.topics.input.figures import plot_input_pipeline, plot_input_workers
 from workbench.topics.input.timed_loop import Wait, at_once, write_trace
-from workbench.train.batches import to_device, train_batches
+from workbench.train.batches import kind_of, to_device, train_batches
 from workbench.train.forward import autocast, explained, per_example
 from workbench.train.gradients import LoopGradients
 from workbench.train.optimizers import make_updater
@@ -130,20 +130,9 @@ def _stepping(step: Any, synchronize: Callable[[], object] | None) -> Stepping:
         except WorkbenchError:
             raise
         except Exception as error:
-            raise UsageError(f"your step raised {in_one_line(error)}, on a batch that is {_kind(batch)}.") from error
+            raise UsageError(f"your step raised {in_one_line(error)}, on a batch that is {kind_of(batch)}.") from error
 
     return Stepping(kind="function", step=told, wait=wait)
-
-
-def _kind(batch: Any) -> str:
-    """Return what a batch is made of: "a list of [Tensor, Tensor]"."""
-    name, shape = type(batch).__name__, getattr(batch, "shape", None)
-    if isinstance(batch, Mapping):
-        inner = ", ".join(f"{key!r}: {type(part).__name__}" for key, part in batch.items())
-        return f"a {name} of {{{inner}}}"
-    if isinstance(batch, (list, tuple)):
-        return f"a {name} of [{', '.join(type(part).__name__ for part in batch)}]"
-    return f"a {name}" + (f" of shape {tuple(shape)}" if shape is not None else "")
 
 
 @dataclass(frozen=True, kw_only=True)
