@@ -319,6 +319,22 @@ def test_a_column_that_is_the_target_is_found_and_a_good_feature_is_none(
     assert (found.status, "column 2 of" in found.summary.lower()) == (status, status == "warn")
 
 
+@pytest.mark.parametrize(("ahead", "status"), [(0, "warn"), (1, "ok")])
+def test_a_target_within_its_own_window_is_found(ahead: int, status: str, tmp_path: Path) -> None:
+    """A walk is the hardest to forecast: the next value is nearly the last."""
+    torch.manual_seed(0)
+    walk, model = torch.randn(425).cumsum(0) / 10, nn.Linear(24, 1)
+    x, y = walk.unfold(0, 24, 1)[:400, :, None], walk[23 + ahead :][:400]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for a, b in DataLoader(TensorDataset(x, y), 20, shuffle=True):
+            optimizer.zero_grad()
+            F.mse_loss(model(a.squeeze(2))[:, 0], b).backward()
+            optimizer.step()
+    found = run.diagnose()["data.leakage"]
+    assert (found.status, "column 23 of" in found.summary.lower()) == (status, status == "warn")
+
+
 def hot(p: Tensor, y: Tensor) -> Tensor:
     return -(F.one_hot(y, 10) * p.log_softmax(1)).sum(1).mean()
 

@@ -357,6 +357,34 @@ def fitted(batches: Iterable[tuple[Tensor, Tensor]], outputs: int, out: Path) ->
     return run.diagnose()
 
 
+@pytest.mark.parametrize(("size", "status"), [(1.0, "ok"), (300.0, "warn")])
+def test_targets_of_a_second_loss_are_judged_by_their_size(size: float, status: str, tmp_path: Path) -> None:
+    (x, y), model = clusters(400, 1), nn.Linear(8, 9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for inputs, targets in shuffled(x, y):
+            kinds, boxes = model(inputs).split([5, 4], 1)
+            optimizer.zero_grad()
+            (F.cross_entropy(kinds, targets) + F.mse_loss(boxes, size * inputs[:, :4])).backward()
+            optimizer.step()
+    assert run.diagnose()["data.scale"].status == status
+
+
+@pytest.mark.parametrize(("later", "status"), [(0.3, "warn"), (0.45, "ok"), (0.8, "ok")])
+@pytest.mark.parametrize("name", ["val_auc", "c_index"])
+def test_a_score_of_pairs_below_chance_is_told(name: str, later: float, status: str, tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for k in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            run.log(**{name: 0.5 if k < 3 else later})
+    finding = run.diagnose()["loss.metric_disagrees"]
+    assert (finding.status, finding.value) == (status, pytest.approx(later) if status == "warn" else None)
+
+
 @pytest.mark.parametrize(("cut", "outputs", "status", "words"), [
     (False, 5, "ok", "not wrong at random"), (False, 7, "ok", "outputs 5 to 6 of the model have few or none"),
     (True, 5, "warn", "none of the first 400 training examples is of class 0"),

@@ -213,7 +213,7 @@ MEASURES = (
 )
 
 
-def judged(loss: Loss, out: Path, seed: int = 0) -> wb.Finding:
+def judged(loss: Loss, out: Path, seed: int = 0, code: str = "stability.divergent") -> wb.Finding:
     torch.manual_seed(seed)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -223,13 +223,19 @@ def judged(loss: Loss, out: Path, seed: int = 0) -> wb.Finding:
             optimizer.zero_grad()
             loss(model, k).backward()
             optimizer.step()
-    return run.diagnose()["stability.divergent"]
+    return run.diagnose()[code]
 
 
 @pytest.mark.parametrize(("loss", "why"), NO_MEASURE, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_loss_that_need_not_fall_is_not_judged_by_and_says_why(loss: Loss, why: str, tmp_path: Path) -> None:
     found = judged(loss, tmp_path / "run")
     assert (found.status, why in found.summary) == ("not_measured", True), found.summary
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_targets_that_a_copy_of_the_model_makes_are_no_labels(follows: bool, tmp_path: Path) -> None:
+    found = judged(Followed(follows=follows), tmp_path / "run", code="data.labels")
+    assert (found.status, "come from a copy" in found.summary) == (("not_measured", True) if follows else ("ok", False))
 
 
 @pytest.mark.parametrize("loss", MEASURES, ids=lambda value: getattr(value, "__name__", ""))

@@ -170,6 +170,17 @@ def test_a_quantile_loss_with_the_sign_of_the_error_swapped_wants_what_no_metric
     assert "loss.metric_disagrees" not in alarms(right)
 
 
+@pytest.mark.parametrize(("logarithm", "metric", "disagrees"), [
+    (True, lambda o, b: (o - b[1]).abs(), True), (False, lambda o, b: (o - b[1]).abs(), False), (True, lambda o, b: (o.exp() - b[1]).abs(), False),
+])  # fmt: skip
+def test_a_loss_that_takes_logarithms_is_least_elsewhere_than_a_metric_of_rates(logarithm: bool, metric: Any, disagrees: bool) -> None:  # fmt: skip
+    counts = (3 * (NUMBER - NUMBER.min())).round()
+    workload = numbers(lambda: flat(nn.Sequential(mlp(12, 1), nn.Softplus())), y=counts, loss=lambda o, b: F.poisson_nll_loss(o, b[1], log_input=logarithm, reduction="none"))  # fmt: skip
+    assert alarms(workload.replace(metrics={"mae": metric})).get("loss.metric_disagrees") == (
+        "warn" if disagrees else None
+    )
+
+
 def test_a_loss_that_compares_two_sets_of_values_is_no_broadcast() -> None:
     workload = numbers(
         lambda: flat(mlp(12, 1)), loss=lambda o, b: (o.sort().values - b[1].sort().values).square().mean()

@@ -10,7 +10,7 @@ import pytest
 
 import workbench as wb
 from tests.helpers.simulated_records import record, trial
-from workbench.curves.losses import judged_without_loss
+from workbench.curves.minimised import judged_without_loss
 from workbench.workloads.source_text import source_lm
 
 TOTAL = 400

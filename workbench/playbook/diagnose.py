@@ -14,8 +14,8 @@ from typing import Any
 from workbench.config import TrainConfig
 from workbench.curves.clipping import fixed_step
 from workbench.curves.judged import failed_when_proved, judged
-from workbench.curves.losses import selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN, unstable_bracket
+from workbench.curves.minimised import selects_by_loss
 from workbench.curves.seed_comparison import by_faults
 from workbench.errors import WorkloadError
 from workbench.findings.diagnosis import Diagnosis

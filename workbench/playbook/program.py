@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from workbench.curves.clipping import clipped_runs
 from workbench.curves.judged import judged
-from workbench.curves.losses import judged_without_loss, selects_by_loss
 from workbench.curves.lr_search import EDGE_MARGIN
+from workbench.curves.minimised import judged_without_loss, selects_by_loss
 from workbench.curves.seed_comparison import by_faults
 from workbench.curves.selection import ended_early, selected
 from workbench.curves.trial_curves import RecordLike

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.config import is_callable_name
 from workbench.curves.judged import judged
-from workbench.curves.losses import judged_without_loss
+from workbench.curves.minimised import judged_without_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.curves.losses import need_not_fall
+from workbench.curves.minimised import need_not_fall
 from workbench.curves.trial_curves import one_batch
 from workbench.errors import UsageError
 from workbench.findings.first_look import FIRST_LOOK

@@ -51,8 +51,16 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 _LARGER = re.compile(
-    r"accuracy|(^|_)(acc|auc|auroc|bleu|correct|f1|iou|kappa|map|mcc|mrr|ndcg|precision|psnr|r2|recall|return|reward|score|ssim)(_|$|\d)|(^|_)top_?(k|\d+)"
+    r"accuracy|concordance|c_?index|(^|_)(acc|auc|auroc|bleu|correct|f1|iou|kappa|map|mcc|mrr|ndcg|precision|psnr|r2|recall|return|reward|score|ssim)(_|$|\d)|(^|_)top_?(k|\d+)"
 )
+
+
+_RANKS = re.compile(r"(^|_)(auc|auroc|roc)(_|$|\d)|c_?index|concordance")
+
+
+def ranks(name: str) -> bool:
+    """Tell by its name whether a metric is the share of pairs that are in the right order, 0.5 by chance (rule of thumb)."""
+    return bool(_RANKS.search(name.lower())) and "pr_" not in name.lower()
 
 
 def larger_is_better(name: str) -> bool:

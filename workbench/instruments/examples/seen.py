@@ -77,6 +77,7 @@ class Examples:
         self._generates = False
         self._first: dict[Any, int] = {}  # the update before the first evaluation of a place
         self._asked: set[int] = set()  # rows of passes without gradient whose outputs were not compared with anything
+        self.sizes: tuple[Tensor, Tensor] | None = None  # first outputs and targets of a regression
         self.criterion: dict[str, Any] = {}  # the first outputs that are trained on, and their loss function
         self.spreads: list[tuple[int, Tensor, Tensor]] = []  # update, spread between examples, size of trained outputs
         self.losses: list[tuple[int, Tensor]] = []  # of evaluations, with the update
@@ -169,6 +170,9 @@ class Examples:
         """Take in a call of a loss function, or of another that is no end of the pass: a dropout, a pair of hidden values."""
         if type(target) is not Tensor or target.requires_grad or not isinstance(outputs, Tensor):
             return
+        regresses = name.endswith(("l1_loss", "mse_loss", "huber_loss")) and outputs.numel() == target.numel()
+        if outputs.requires_grad and regresses and not self.sizes and target.dim():
+            self.sizes = outputs.detach()[:_OUTPUTS].clone(), target.detach()[:_OUTPUTS].clone()
         now, self._now = self._now, None
         if now is None:
             self._compared_again(name, outputs, target)

@@ -115,21 +115,21 @@ def apart(values: Floats) -> Iterator[tuple[int, float, float]]:
 def answer_columns(sample: Sample) -> dict[str, Any] | None:
     """Return how many different rows there are, and the columns that give the target away in all of them.
 
-    None of too few, of what is no table of numbers, and of several targets.
+    None of too few, of several targets, and of classes where examples are no rows of a table: a pixel may be one of theirs alone.
 
     Of classes these are a function of the class, or of two classes have one value in all of one and never in the other, as what is known after
     the outcome alone (in half of the columns at most: an example may be empty); of numbers they are a linear function of it, or rise or fall with it and take `LEVELS` values
     or more, as a target that is rounded does.
     """
     x, y = sample.inputs, sample.targets
-    if x is None or y is None or y.shape[1] > 1 or sample.ids or sample.outline_names:
+    if x is None or y is None or y.shape[1] > 1 or sample.ids:
         return None
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     table = np.unique(np.column_stack([x, y]), axis=0)
     x, y = table[:, :-1], table[:, -1]
     values, kinds, counts = np.unique(y, return_inverse=True, return_counts=True)
-    if len(values) < 2 or len(y) < ROWS or x.shape[1] < 2:
+    if len(values) < (2 if not sample.outline_names else CATEGORIES + 1) or len(y) < ROWS or x.shape[1] < 2:
         return None
     if len(values) <= CATEGORIES:  # a number that is rare tells a rare class by chance
         kept = (counts >= OF_A_CLASS)[kinds]

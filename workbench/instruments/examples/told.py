@@ -305,9 +305,10 @@ def _loss(examples: Examples, x: Tensor, y: Tensor | None) -> dict[str, Any]:
     if seen["loss"] is not None and y is not None:
         trained["constant"] = _constant(name, outputs, target, y, float(seen["loss"]))
     outputs, target, scale = outputs[:_SHOWN], target[:_SHOWN], {}
-    if target.is_floating_point() and outputs.numel() == target.numel() and name.endswith(("l1_loss", "mse_loss", "huber_loss")):  # fmt: skip
-        size = {"outputs": float(outputs.double().square().mean().sqrt())}
-        scale = {"targets": sizes_of(target.double().reshape(len(target), -1).numpy()) | size}
+    if examples.sizes:
+        first, wanted = (each.cpu().double() for each in examples.sizes)
+        size = {"outputs": float(first.square().mean().sqrt())}
+        scale = {"targets": sizes_of(wanted.reshape(len(wanted), -1).numpy()) | size}
 
     def at(values: Tensor) -> Tensor:
         given = target.float().reshape(values.shape) if target.is_floating_point() else target

@@ -12,6 +12,7 @@ import pandas as pd
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, Status
+from workbench.record.metrics import ranks
 from workbench.topics.loop.known import at, rows_of, where_known
 from workbench.topics.one_batch.diagnose import sees_target
 from workbench.topics.one_batch.diagnose_layers import (
@@ -27,7 +28,7 @@ from workbench.topics.one_batch.diagnose_layers import (
 from workbench.topics.one_batch.diagnose_preflight import initial_loss
 
 LOSS_CODES = Codes({
-    "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loop.sees_target": "F1.1", "loop.batch_dependence": "F1.1", "units.dropped": "F2.4",
+    "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loss.metric_disagrees": "F1.1", "loop.sees_target": "F1.1", "loop.batch_dependence": "F1.1", "units.dropped": "F2.4",
     "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4", "gradients.exploding": "F2.4", "init.constant_output": "F2.4", "init.loss": "F2.4",
 })  # fmt: skip
 _OF_CLASSES = ("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy_with_logits")
@@ -52,6 +53,7 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
             lambda: _criteria(facts["criteria"], facts["loaders"], facts["answers"] or {}),
         ),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
+        _in_reverse(record),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
         *where_known(
             LOSS_CODES,
@@ -101,6 +103,28 @@ def _floor(record: RecordLike, found: Facts, share: float, values_share: float =
     if constant:
         return say("ok", f"A constant of {shifts[0]:.3g} is part of the loss{at(found, 'line')}, too small to matter.")
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
+
+
+def _in_reverse(record: RecordLike, *, least: int = 4, below: float = 0.4) -> Finding:
+    """Judge shares of pairs that are in the right order, logged `least` times or more: in the later half all below 0.5, and half of them below `below` (rules of thumb)."""
+    say: Say = partial(LOSS_CODES.finding, "loss.metric_disagrees")
+    evals = record.evals
+    names = [name for name in evals["metric"].unique() if ranks(str(name))] if "metric" in evals else []
+    for name in names:
+        values = evals.loc[evals["metric"] == name, "value"].dropna()
+        later = values.iloc[len(values) // 2 :]
+        if len(values) >= least and later.max() < 0.5 and later.median() < below:
+            return say(
+                "warn", f"{name} is {later.median():.3g} in the later half of {len(values)} evaluations, and 0.5 by chance: what is trained orders examples the wrong way round.",
+                value=float(later.median()), unit=str(name), threshold=0.5,
+                advice=["Look at a sign: of the loss, or of what is ranked. Cox's loss sums over those still at risk: sort by descending times. Where the metric takes a time and the model gives a risk, negate it."],
+            )  # fmt: skip
+    return say(
+        "ok",
+        f"{', '.join(map(str, names))} is not below chance."
+        if names
+        else "Does not apply: no AUC or concordance was logged.",
+    )
 
 
 def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from workbench.curves.clipping import max_grad_norm_of
-from workbench.curves.losses import selects_by_loss
+from workbench.curves.minimised import selects_by_loss
 from workbench.curves.selection import selected_rows
 from workbench.curves.trial_curves import RecordLike
 from workbench.plots.style import (

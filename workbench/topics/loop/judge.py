@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.curves.judged import judged
-from workbench.curves.losses import judged_without_loss, nothing_learns
+from workbench.curves.losses import nothing_learns
+from workbench.curves.minimised import judged_without_loss
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis

@@ -17,8 +17,9 @@ def metric_finding(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Fin
     code, fit, loss = "loss.metric_disagrees", part(facts, "fit"), part(facts, "loss")
     if fit is None:
         return METRIC_CODES.not_measured(code, why_not(facts, "fit"))
-    if (swapped := _leans_apart((loss or {}).get("leans") or {})) is not None:
-        return swapped
+    apart = _leans_apart((loss or {}).get("leans") or {}) or _least_elsewhere((loss or {}).get("astray"))
+    if apart is not None:
+        return apart
     names = fit["larger_is_better"]
     if not names or not fit["informative"]:
         return METRIC_CODES.finding(code, "ok", "Does not apply: no metric whose name says that larger is better.")
@@ -38,6 +39,18 @@ def metric_finding(facts: Facts, fitted: float = 0.8, drop: float = 0.05) -> Fin
         "warn", f"One batch is fitted (loss {start:.3g} to {end:.3g}), but its {name} goes from {first[name]:.3g} to {last[name]:.3g}.",
         value=last[name] - first[name], unit=name,
         advice=["Check that loss and metric read the same target, and that the metric takes the outputs as the loss does."],
+    )  # fmt: skip
+
+
+def _least_elsewhere(found: Facts | None) -> Finding | None:
+    """Return a finding where the loss is lower at other outputs than those that a metric calls right; else None."""
+    if not found:
+        return None
+    targets, outputs = found["targets"], found["outputs"]
+    return METRIC_CODES.finding(
+        "loss.metric_disagrees", "warn", f"{found['metric']} is least where outputs are the targets, and the loss is not: it is {found['at_targets']:.3g} there, and {found['loss']:.3g} at other outputs, "
+        f"of mean {outputs:.3g} where the targets have {targets:.3g}.", value=outputs - targets, unit="of the outputs", evidence=dict(found),
+        advice=["Give the loss what it takes: poisson_nll_loss takes the logarithm of the rate unless log_input=False. Else have the metric undo what the model predicts, such as a logarithm."],
     )  # fmt: skip
 
 

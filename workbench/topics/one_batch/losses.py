@@ -42,6 +42,9 @@ def find_loss(one: OneBatch) -> dict[str, Any]:
     found = reachable(at, ideals, span)
     if found is not None:
         return facts | found | {"leans": _leans(one, outputs, ideals) if found["kind"] == "regression" else {}}
+    facts["astray"] = next(
+        (away for kind, ideal in ideals if kind == "regression" and (away := _astray(one, outputs, ideal, at))), None
+    )
     return facts | {"reversed": any(_reversed(at, ideal, span) for kind, ideal in ideals if kind != "regression")}
 
 
@@ -70,6 +73,31 @@ def _leans(one: OneBatch, outputs: Any, ideals: list[tuple[str, Tensor]], *, siz
             if 0 <= exact < min(above, below) and math.isfinite(above / below):
                 found[name] = above / below
     return found
+
+
+def _astray(one: OneBatch, outputs: Any, ideal: Tensor, at: LossAt, *, most: float = 0.9) -> dict[str, Any] | None:
+    """Return a metric that is 0 at the targets and larger beside them, where the loss of more than `most` of the examples is lower at other outputs (rule of thumb); else None.
+
+    That is "metric", its name, and the means of "loss" there, "at_targets", of these "outputs" and of the "targets".
+    """
+    others = [size * ideal for size in (0.25, 0.5, 0.75, 1.5, 2.0, 4.0)] + [ideal.sign() * ideal.abs().log1p()]
+    apart, exactly, best = (ideal != 0).reshape(len(ideal), -1).any(1), None, None
+    with contextlib.suppress(*REFUSED):
+        exactly = at(ideal)
+        rated = [(float((at(values) < exactly)[apart].double().mean()), k) for k, values in enumerate(others)]
+        share, best = max(rated, default=(0.0, None))
+    if exactly is None or best is None or not share > most:
+        return None
+    for name, cost in one.workload.metrics.items():
+        with contextlib.suppress(*REFUSED), torch.no_grad():
+            exact, above, below, there = (
+                float(cost(one.with_tensors(outputs, lambda _: values), one.batch).double().mean())  # noqa: B023
+                for values in (ideal, ideal + 0.1 * _scale(ideal), ideal - 0.1 * _scale(ideal), others[best])
+            )
+            if abs(exact) < 1e-6 * min(above, below, there):
+                means = [float(values.double().mean()) for values in (at(others[best]), exactly, others[best], ideal)]
+                return {"metric": name} | dict(zip(("loss", "at_targets", "outputs", "targets"), means, strict=True))
+    return None
 
 
 def _reversed(at: LossAt, ideal: Tensor, span: Span) -> bool:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from workbench.config import TrainConfig, is_callable_name
 from workbench.curves.clipping import clipped_runs
 from workbench.curves.judged import failed_when_proved, judged_runs, trials_with
-from workbench.curves.losses import judged_without_loss, selects_by_loss, without_loss
 from workbench.curves.lr_search import EDGE_MARGIN
+from workbench.curves.minimised import judged_without_loss, selects_by_loss, without_loss
 from workbench.curves.seed_comparison import (
     LIMIT,
     by_examples,
