@@ -212,8 +212,7 @@ def test_a_watched_loop_shows_its_best_evaluation_wherever_studies_are_read(
     said, *rows = capsys.readouterr().out.splitlines()
     assert said == f"The workloads differ ({record.workload}, w): compare the configs, not the values."
     found = {what: values for what, *values in (re.split("  +", row) for row in rows)}
-    assert found["best value"] == ["0.25", "0.25"]
-    assert found["seeds of this config"] == ["1", "1"]
+    assert (found["value"], found["seeds"]) == (["0.25", "0.25"], ["1", "1"])
     assert found["verdict"][0].startswith("fail loop.")
     assert cli.main(["studies", str(tmp_path), "--compare", "loop", "blind"]) == 0
     said, *rows = capsys.readouterr().out.splitlines()
@@ -259,23 +258,23 @@ def test_the_command_shows_what_was_measured_and_how_to_reproduce_it_when_asked(
     assert cli.main(["studies", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     head, one, said, two, alone = ([cell.strip() for cell in line.split("  ") if cell] for line in lines[:5])
-    assert [line.partition(":")[0] for line in lines[5:]] == ["", "at lr", "lr.best"], (
-        "two learning rates are told apart"
-    )
-    assert head == ["study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable"]
+    assert [line.partition(":")[0] for line in lines[5:]] == ["", "value, at lr", "lr.best"], "what the columns hold"
+    assert head == ["study", "trials", "value", "metric", "at lr", "lr.best", "lr.unstable"]
     assert one == ["one", "6", "0.25", "validation/loss", "0.2", "0.4"]
     assert two == ["two", "6", "0.25", "validation/loss", "0.2"]
-    assert (said, alone) == (["ok, 1 not measured loop.no_step: a note"], ["a note"])
+    assert (said, alone) == (
+        ["ok, 1 not measured loop.no_step: 1 of 6 runs was stopped early: a note"],
+        ["1 of 6 runs was stopped early: a note"],
+    )
     assert cli.main(["studies", str(tmp_path), "--note", "two", "after the fix #lr #fix"]) == 0
     capsys.readouterr()
     assert cli.main(["studies", str(tmp_path), "--tag", "lr"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "two", "after"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "two", "1"]
     assert cli.main(["studies", str(tmp_path), "--tag", "after"]) == 0
     assert "has the tag #after" in capsys.readouterr().out
     assert cli.main(["studies", str(tmp_path), "--compare", "one", str(tmp_path / "two")]) == 0
     compared = capsys.readouterr().out
-    assert "best value" in compared
-    assert [line.split()[-2:] for line in compared.splitlines() if line.startswith("best value")] == [["0.25", "0.25"]]
+    assert [line.split() for line in compared.splitlines() if line.startswith("value")] == [["value", "0.25", "0.25"]]
     assert cli.main(["studies", str(tmp_path), "--compare", "one"]) == 2
     assert "standard deviation over seeds" not in compared, "a row without a value says nothing"
     assert cli.main(["studies", str(tmp_path), "--note", "two", "long " * 60]) == 0
@@ -306,3 +305,35 @@ def test_a_study_of_two_thousand_trials_is_in_the_table_within_a_second(tmp_path
     begun = time.process_time()
     assert wb.list_studies(tmp_path)["trials"].tolist() == [2000]
     assert time.process_time() - begun < 1.0
+
+
+def test_a_study_that_was_stopped_says_how_far_its_best_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = opened(tmp_path / "cut", config=PLAIN | {"total_steps": 40})
+    for number, (steps, ended, value) in enumerate([(4, 4, 0.1), (40, 30, 0.5)]):
+        trial = writer.trial(PLAIN | {"total_steps": steps}, stage="lr_sweep", train_examples=32)
+        state = "complete" if steps == ended else "stopped"
+        trial.event("ended", state=state, best_value=value, best_step=3, steps_run=ended, seconds=1.0, gradients="vmap")
+    writer.close()
+    assert "0.5, so far and of a run that is stopped at 30 of 40 steps, in trial 1" in study_sentence(
+        wb.open(tmp_path / "cut")
+    )
+    assert cli.main(["studies", str(tmp_path)]) == 0
+    assert "1 of 2 runs was stopped early; the same call resumes it: lr_sweep of w" in capsys.readouterr().out
+
+
+def test_the_value_of_a_proven_config_is_that_of_its_proof(tmp_path: Path) -> None:
+    """The run that chose it was the luckiest of those with its config, and is not counted."""
+    writer = opened(tmp_path / "proof", config=PLAIN)
+    for seed, value in enumerate([0.1, 0.4, 0.6]):
+        trial = writer.trial(PLAIN | {"shared_seed": seed}, stage="proof", train_examples=32)
+        trial.event("ended", state="complete", best_value=value, best_step=3, steps_run=4, seconds=1.0)
+    writer.finish()
+    writer.close()
+    advised = {"adopted": True, "recommended": {"trials": [1, 2]}}
+    (tmp_path / "proof" / "diagnosis.json").write_text(
+        json.dumps({"verdict": "ok", "findings": [], "recommendation": advised})
+    )
+    row = wb.list_studies(tmp_path, extra=["mean_value", "seeds"]).iloc[0]
+    assert (row["mean_value"], row["seeds"]) == (0.5, 2)

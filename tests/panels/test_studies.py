@@ -85,8 +85,8 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     rows = {what: values for what, *values in found["rows"]}
     assert found["names"] == ["first", "second"]
     assert rows["peak_lr"] == [pytest.approx(0.1 * 1.3**2), pytest.approx(0.1 * 1.3)]
-    assert rows["best value"] == [pytest.approx(best(2)), pytest.approx(best(1, scale=0.5))]
-    assert rows["seeds of this config"] == [1, 1], "its other seed diverged"
+    assert rows["value"] == [pytest.approx(best(2)), pytest.approx(best(1, scale=0.5))]
+    assert rows["seeds"] == [1, 1], "its other seed diverged"
     assert "second is better by" in found["said"]
     assert "each has one seed, so the difference may be noise" in found["said"]
     longer = replace(two, config=two.config | {"total_steps": 1240, "schedule": "workbench.programs.own_config:own#1"})
@@ -105,9 +105,16 @@ def test_more_than_two_are_compared_and_the_best_is_held_against_the_second(runs
     sides = [side(runs / name) for name in ("first", "second", "third")]
     found = compare(sides)
     rows = {what: values for what, *values in found["rows"]}
-    assert rows["best value"] == [pytest.approx(v) for v in (best(2), best(1, scale=0.5), best(2, scale=0.1))]
+    assert rows["value"] == [pytest.approx(v) for v in (best(2), best(1, scale=0.5), best(2, scale=0.1))]
     assert "third is better by" in found["said"]
     assert f"against {best(1, scale=0.5):.4g}" in found["said"], "of the other two, the better one"
+    twin = replace(sides[0], name="again")
+    said = compare([sides[0], twin, sides[1]])["said"]
+    assert "second is better by" in said
+    worst = replace(sides[1], seeds=(9.0,), config=sides[1].config | {"total_steps": 7})
+    said = compare([sides[0], twin, worst])["said"]
+    assert said.startswith("2 of 3: The same config with the same seed: values are equal. first is better by")
+    assert "in runs of 40 against 7 steps" in said
     other = replace(sides[2], config=sides[2].config | {"select": "train/loss"})
     assert "Not comparable" in compare([*sides[:2], other])["said"]
     panel = studies_panel(runs, live=True)
@@ -120,7 +127,7 @@ def test_trials_of_many_seeds_are_held_against_their_noise(runs: Path) -> None:
     found = compare([side(runs / "seeds", 0), side(runs / "seeds", 2)])
     rows = {what: values for what, *values in found["rows"]}
     a, b = ([best(k, seed=s) for s in (0, 1)] for k in (0, 1))
-    assert rows["mean over seeds"] == [pytest.approx(sum(a) / 2), pytest.approx(sum(b) / 2)]
+    assert rows["value"] == [pytest.approx(sum(a) / 2), pytest.approx(sum(b) / 2)]
     deviations = [(v[1] - v[0]) / math.sqrt(2) for v in (a, b)]
     assert rows["standard deviation over seeds"] == [pytest.approx(d) for d in deviations]
     error = math.hypot(*(d / math.sqrt(2) for d in deviations))

@@ -230,6 +230,8 @@ def test_an_unfinished_study_decides_nothing(state: str, told: str) -> None:
     assert "resumes" not in not_ended(record), "of a watched loop"
     record.trials["gradients"] = "vmap"
     left = f"2 of {len(record.trials)} runs {told}"
+    well = Diagnosis(findings=(Finding(code="a.b", status="ok", summary="Fine."),))
+    assert rows(record, well)["Found"] == "No problem was found so far."
     assert rows(record, diagnosis())["Config"] == f"Not decided: {left}."
     assert Diagnosis.of(record, diagnosis().findings).tally.endswith(f"; {left}")
     record.trials = record.trials.iloc[:1].assign(steps_run=20, total_steps=30, seconds=1.0, stage="baseline")

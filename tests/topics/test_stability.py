@@ -108,6 +108,10 @@ def test_headroom():
     assert (stable.status, stable.value) == ("ok", pytest.approx(max(LEVELS) / 0.15)), "at least that much"
     far = wb.stability.diagnose(instability_study(baseline=max(LEVELS)))["stability.headroom"]
     assert far.status == "not_measured", "nothing above the baseline was tried"
+    begun = instability_study(
+        trial(run(0.9)[:9], 2 * max(LEVELS), state="stopped", total_steps=TOTAL), baseline=max(LEVELS)
+    )
+    assert "to its end; 1 that were begun" in wb.stability.diagnose(begun)["stability.headroom"].summary
 
 
 @pytest.mark.parametrize("trials", [

@@ -332,7 +332,7 @@ def studies(args: argparse.Namespace) -> int:
     return RAN
 
 
-_SHOWN = ("select", "best_lr", "seeds", "mean_value", "verdict", "alarms", "lr_best", "lr_unstable", "tags")
+_SHOWN = ("left", "select", "best_lr", "seeds", "mean_value", "verdict", "alarms", "lr_best", "lr_unstable", "tags")
 
 
 def _study_folder(root: str, given: str) -> Path:
@@ -362,7 +362,7 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
     """One row a study; under each its verdict and note and, where asked for, further columns, where its config is and what reproduces it."""
     from workbench.ledger.table import verdict_text
 
-    rows = [("study", "trials", "best value", "metric", "at lr", "lr.best", "lr.unstable")]
+    rows = [("study", "trials", "value", "metric", "at lr", "lr.best", "lr.unstable")]
     for row in table.to_dict("records"):
         metric = str(row["select"]).partition(" ")[0]
         rows.append((
@@ -371,21 +371,18 @@ def _study_lines(table: pd.DataFrame, extra: Sequence[str], verbose: bool) -> st
         ))  # fmt: skip
     lines = _columns(rows)
     for line, study in enumerate(table.to_dict("records"), start=1):
-        said = ": ".join(filter(None, (verdict_text(study), str(study["note"]))))
+        said = ": ".join(filter(None, (verdict_text(study), str(study["left"]), str(study["note"]))))
         lines[line] += f"\n    {said if verbose else textwrap.shorten(said, 106, placeholder=' …')}"
         lines[line] += "".join(f"\n    {f'{name}:':<10} {study[name]}" for name in extra)
         if verbose:
             lines[line] += f"\n    config:    {study['config']}\n    reproduce: {study['reproduce']}"
-    if any(
-        abs(both["best_lr"] - both["lr_best"]) > 0.01 * both["lr_best"]
-        for both in table[["best_lr", "lr_best"]].dropna().to_dict("records")
-    ):
-        lines += ["", _TWO_LRS]
+    if table["verdict"].notna().any():
+        lines += ["", _COLUMNS_SAID]
     return "\n".join(lines)
 
 
-_TWO_LRS = """at lr: of the config that the diagnosis ends with, which has the best value.
-lr.best: by training loss, the safest of those as good; the config only where the metric proves it better."""
+_COLUMNS_SAID = """value, at lr: of the config that the diagnosis ends with, mean over its seeds; single trials may be better.
+lr.best: by training loss; the config has it only where the metric proves it better."""
 
 
 def _number(value: object) -> str:

@@ -246,7 +246,7 @@ study that any process writes, and survives a restart of that process, of a note
             _option("dir", "DIR", "folder of studies (default: the project's runs)", nargs="?"),
             _option("--verbose", None, "where each config is, and the command that reproduces the study", action="store_true"),
             _option("--tag", "TAG", "only studies whose note has the word #TAG"),
-            _option("--compare", "STUDY", "two or more studies beside each other: what differs, best values, noise of the seeds", nargs="+"),
+            _option("--compare", "STUDY", "two or more studies beside each other: what differs, values, noise of the seeds", nargs="+"),
             _option("--columns", "A,B", "further columns, such as workload,failed,created", default=""),
             _option("--export", "FILE", "write the table as .csv or .xlsx"),
             _option("--push", "URL", "copy the studies to a database that optuna-dashboard shows"),

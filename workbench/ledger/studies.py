@@ -25,8 +25,8 @@ def list_studies(root: str | Path | None = None, *, extra: Sequence[str] = ()) -
     Args:
         root: folder of the studies, None is the project's `runs`, which are read themselves: the table is right while a study runs, and after a crash. One that
             cannot be read is a warning that names it.
-        extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, diverged, unfinished, best_trial, best_step,
-            best_lr, seeds, mean_value, select, config_sha256, commit, tags, verdict, alarms, lr_best, lr_unstable.
+        extra: names of further columns, of `EXTRA`: workload, kind, state, created, failed, diverged, unfinished, left, best_trial,
+            best_step, best_lr, seeds, mean_value, select, config_sha256, commit, tags, verdict, alarms, lr_best, lr_unstable.
 
     Raises:
         RecordError: there is no such folder.

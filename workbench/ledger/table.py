@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RecordError, UsageError, nearest
+from workbench.findings.audited import not_ended
 from workbench.record.folder import check_path, is_locked
 from workbench.record.json_values import to_json
-from workbench.record.read import StudyRecord, ranked_trials
+from workbench.record.read import StudyRecord, diagnosed, ranked_trials
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]
 """The six columns of the playbook's table of studies (P5.1 to P5.7)."""
@@ -32,11 +33,12 @@ EXTRA = {
     "failed": "trials that ended in an error",
     "diverged": "trials whose loss became non-finite or far too high",
     "unfinished": "trials that are running or were stopped",
+    "left": "the same in words, with what resumes them",
     "best_trial": "number of the trial with the best value, of the config that the diagnosis ends with where there is one",
     "best_step": "step of its selected checkpoint",
     "best_lr": "its learning rate",
-    "seeds": "trials with a value of that config, alike but for their seeds",
-    "mean_value": "mean of their best values",
+    "seeds": "trials with a value of that config, alike but for their seeds: of a config that was proven, those of the proof",
+    "mean_value": "mean of their best values: the value of the study",
     "select": "metric that selects, and what is better",
     "config_sha256": "hash of the config when the study was begun",
     "commit": "git commit of the code",
@@ -91,11 +93,7 @@ def study_row(folder: Path) -> dict[str, Any]:
     study, config, trials = record.study, record.config, ranked_trials(record)
     scored = trials[np.isfinite(trials["best_value"])].to_dict("records") if len(trials) else []
     best = scored[0] if scored else {}
-    seeds = (
-        alike(trials, record.trial(best["trial"]).config)["best_value"].astype(float)
-        if best
-        else pd.Series(dtype=float)
-    )
+    seeds = of_config(record, trials, best["trial"]) if best else pd.Series(dtype=float)
     states = [str(state) for state in trials.get("state", ())]
     return {
         "study": study["name"],
@@ -111,6 +109,8 @@ def study_row(folder: Path) -> dict[str, Any]:
         "failed": states.count("failed"),
         "diverged": states.count("diverged"),
         "unfinished": sum(state in ("running", "stopped") for state in states),
+        "left": not_ended(record)
+        or ("" if (state := _state(folder, study, states)) in ("finished", "failed") else state),
         "best_trial": best.get("trial"),
         "best_step": best.get("best_step"),
         "best_lr": best.get("peak_lr"),
@@ -130,12 +130,15 @@ def verdict_text(row: Mapping[Any, Any]) -> str:
     return f"{row['verdict']} {first}".rstrip() if isinstance(row["verdict"], str) else ""
 
 
-def alike(trials: pd.DataFrame, config: dict[str, Any]) -> pd.DataFrame:
-    """Return the trials with a finite best value and this config, but for the seeds."""
+def of_config(record: StudyRecord, trials: pd.DataFrame, number: int) -> pd.Series[float]:
+    """Return the finite best values of a trial's config, a seed each: those that the study's verdict rests on, else of all with this config but for the seeds."""
+    kept, config = diagnosed(record.path)[1], record.trial(number).config
     trials = trials[np.isfinite(trials["best_value"].astype(float))]
+    if number in kept:
+        return trials["best_value"][trials["trial"].isin(kept)].astype(float)
     for name in trials.columns.intersection([*config]).difference([*SEEDS]):
         trials = trials.loc[[same(config[name], other) for other in trials[name]]]
-    return trials
+    return trials["best_value"].astype(float)
 
 
 def same(one: Any, other: Any) -> bool:

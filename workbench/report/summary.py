@@ -42,7 +42,7 @@ def summary_rows(record: Any, diagnosis: Diagnosis) -> dict[str, str]:
         if left:
             rows["Config"] = f"Not decided: {left}."
     else:
-        rows["Found"] = _found(diagnosis)
+        rows["Found"] = _found(diagnosis, " so far" * bool(left))
         if left:
             rows["Next"] = f"Not decided: {left}."
         elif not diagnosis.recommendation:
@@ -75,7 +75,7 @@ def _trained(record: Any) -> str:
     return f"{counted(len(trials), 'run')}{steps}; the baseline is {base}.{diverged}"
 
 
-def _found(diagnosis: Diagnosis) -> str:
+def _found(diagnosis: Diagnosis, so_far: str) -> str:
     """The worst findings by their own sentences; where nothing is wrong, the measurements."""
     trouble = _trouble(diagnosis)
     if not diagnosis.findings:
@@ -83,7 +83,12 @@ def _found(diagnosis: Diagnosis) -> str:
     if not trouble:
         measured = [f.summary for f in diagnosis.findings if f.code in MEASUREMENTS and f.status == "ok"]
         nothing = all(f.status == "not_measured" for f in diagnosis.findings)
-        return " ".join(["Nothing could be measured." if nothing else "No problem was found.", *measured[:MAX_NAMED]])
+        return " ".join(
+            [
+                f"Nothing could be measured{so_far}." if nothing else f"No problem was found{so_far}.",
+                *measured[:MAX_NAMED],
+            ]
+        )
     more = [f"{len(trouble) - MAX_NAMED} more below."] * (len(trouble) > MAX_NAMED)
     return "\n".join([*(f.summary for f in trouble[:MAX_NAMED]), *more])
 
@@ -107,7 +112,7 @@ def _sure(record: Any, diagnosis: Diagnosis) -> str:
     missing = sum(f.status == "not_measured" for f in diagnosis.findings)
     if missing:
         lines.append(
-            f"{missing} of {counted(len(diagnosis.findings), 'question')} could not be answered (not measured)."
+            f"{missing} of {counted(len(diagnosis.findings), 'question')} could not be answered{' yet' * bool(not_ended(record))} (not measured)."
         )
     lines.append("Verdicts are heuristics: look at the evidence of each.")
     return " ".join(lines)

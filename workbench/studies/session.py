@@ -313,9 +313,11 @@ def open_session(
 def say_resumed(writer: StudyWriter, *, show: bool) -> None:
     """Say that an unfinished study is gone on with, and what of it is there."""
     if show and not writer.created and "finished" not in writer.record.study:
-        states = [str(state) for state in writer.record.trials.get("state", ())]
+        trials = writer.record.trials
+        states = [str(state) for state in trials.get("state", ())]
         done = sum(state in ("complete", "diverged") for state in states)
-        print(f"Resumes {writer.path}: {done} of {len(states)} trials are trained to their end.", file=sys.stderr)
+        kept = f", {int(trials['steps_run'].sum()):,} steps are kept" if states else ""
+        print(f"Resumes {writer.path}: {done} of {len(states)} trials are trained to their end{kept}.", file=sys.stderr)
 
 
 def _fingerprint(workload: Workload, config: TrainConfig, device: torch.device) -> dict[str, Any] | None:

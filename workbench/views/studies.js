@@ -12,7 +12,7 @@ const WIDTHS = {
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
-  best_value: "best value", mean_value: "best value", select: "metric", best_lr: "at lr", lr_best: "lr.best", lr_unstable: "lr.unstable", best_step: "best step",
+  best_value: "best value", mean_value: "value", select: "metric", best_lr: "at lr", lr_best: "lr.best", lr_unstable: "lr.unstable", best_step: "best step",
   steps_run: "steps run",
 };
 const MOST = 6; // compared at once, as in studies_data.py

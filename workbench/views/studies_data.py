@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import UsageError, WorkbenchError
-from workbench.ledger.table import SEEDS, alike, read_folders, same, study_row, verdict_text
+from workbench.ledger.table import SEEDS, of_config, read_folders, same, study_row, verdict_text
 from workbench.playbook import diagnosis_of
 from workbench.plots.loss import plot_trial_curves
 from workbench.plots.render import Picture
@@ -122,7 +122,7 @@ class Side:
 
     Attributes:
         value: its best value; NaN without one.
-        seeds: best values of the trials of the study with the same config but for the seeds, its own included.
+        seeds: best values of its config under each seed, as `of_config` takes them.
     """
 
     name: str
@@ -158,7 +158,7 @@ def side(path: str | Path, trial: int | None = None) -> Side:
         trial=number,
         config=config,
         value=float(row["best_value"]),
-        seeds=tuple(alike(trials, config)["best_value"].astype(float)),
+        seeds=tuple(of_config(record, trials, number)),
     )
 
 
@@ -189,13 +189,15 @@ def compare(sides: Sequence[Side]) -> dict[str, Any]:
     for name in names:
         rows += _differing(name, [each.config.get(name) for each in sides])
     told: dict[str, Callable[[Side], Any]] = {
-        "trial": lambda each: each.trial,
         "selected by": _select,
-        "best value": lambda each: each.value,
-        "seeds of this config": lambda each: len(each.seeds) or None,
-        "mean over seeds": lambda each: each.mean,
+        "value": lambda each: each.mean,
+        "seeds": lambda each: len(each.seeds) or None,
         "standard deviation over seeds": lambda each: each.deviation,
+        "trial": lambda each: each.trial,
+        "value of that trial": lambda each: each.value,
     }
+    if all(len(each.seeds) < 2 for each in sides):
+        told.pop("value of that trial")
     rows += [row for what, of in told.items() if any(pd.notna((row := [what, *map(of, sides)])[1:]))]
     plain: dict[str, Any] = to_json({"names": [each.name for each in sides], "rows": rows, "said": _best_two(sides)})
     return plain
@@ -236,17 +238,25 @@ def _best_two(sides: Sequence[Side]) -> str:
     if stranger := next((s for s in valued if _select(s) != _select(first)), None):
         return f"Not comparable: one is selected by {_select(first)}, the other by {_select(stranger)}."
     ranked = sorted(valued, key=lambda s: s.mean if first.config["select_mode"] == "min" else -s.mean)
-    return _answer_text(ranked[0], ranked[1])
+    top, others = ([s for s in ranked if _alike(s, ranked[0]) is alike] for alike in (True, False))
+    said = [f"{len(top)} of {len(ranked)}: " * bool(others) + _answer_text(top[0], top[-1])] if top[1:] else []
+    return " ".join([*said, *(_answer_text(top[0], other) for other in others[:1])])
+
+
+def _alike(one: Side, other: Side) -> bool:
+    """Tell whether two sides have the same config, but for the seeds."""
+    return all(same(one.config.get(n), other.config.get(n)) for n in one.config if n not in SEEDS)
 
 
 def _answer_text(left: Side, right: Side) -> str:
     """Which is better, and whether the seeds can tell."""
-    same_config = all(same(left.config.get(n), right.config.get(n)) for n in left.config if n not in SEEDS)
-    if same_config and all(same(left.config.get(n), right.config.get(n)) for n in SEEDS):
-        gap = abs(left.value - right.value)
-        return f"The same config with the same seed: best values {f'differ by {gap:.3g}' if gap else 'are equal'}."
-    if same_config:
-        return f"They differ in nothing but the seed: the difference of {abs(left.value - right.value):.3g} is noise."
+    if _alike(left, right):
+        one_study = left.record.path == right.record.path
+        gap = abs(left.value - right.value if one_study else left.mean - right.mean)
+        if all(same(left.config.get(n), right.config.get(n)) for n in SEEDS) and len(left.seeds) == len(right.seeds):
+            seeds = "seed" if one_study or len(left.seeds) == 1 else "seeds"
+            return f"The same config with the same {seeds}: values {f'differ by {gap:.3g}' if gap else 'are equal'}."
+        return f"They differ in nothing but the seed: the difference of {gap:.3g} is noise."
     sign = 1.0 if left.config["select_mode"] == "min" else -1.0
     better, worse = (left, right) if sign * (left.mean - right.mean) <= 0 else (right, left)
     gap, seeds = abs(left.mean - right.mean), [len(better.seeds), len(worse.seeds)]

@@ -90,6 +90,9 @@ def _best(record: StudyRecord | TrialRecord) -> str:
     chosen = best["trial"] in diagnosed(record.path)[1]
     if chosen:
         lead, value = "the config of the verdict has", f"{value},"
+    elif best["state"] in ("running", "stopped"):
+        state = "stopped" if best["state"] == "stopped" else "now"
+        value += f", so far and of a run that is {state} at {best['steps_run']:,} of {best['total_steps']:,} steps,"
     elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
         value += ", of the full-length runs that stayed finite,"
     own = record.config.get("peak_lr")

@@ -348,7 +348,10 @@ def _headroom(study: _Instability, near: float) -> Finding:
     if lr is None or base <= 0:
         reason = "no unstable learning rate was found, and the critical lr, at which a step stops lowering the loss of its batch, was not measured"
         if all(p.lr <= base for p in study.table.points):
-            reason = "no larger learning rate than the baseline's was trained, so unstable ones were not looked for"
+            rows = study.record.trials.to_dict("records")
+            cut = sum(row["peak_lr"] > base and row["state"] in ("running", "stopped") for row in rows)
+            ended = f" to its end; {cut} that were begun are not there yet" if cut else ""
+            reason = f"no larger learning rate than the baseline's was trained{ended or ', so unstable ones were not looked for'}"
         return CODES.not_measured(code, reason, evidence=evidence)
     value = lr / base
     ends = (lr, lr) if bracket is None or bracket.lower is None else (bracket.lower, bracket.upper)
