@@ -90,7 +90,8 @@ def _given(args: argparse.Namespace, heading: str) -> str | None:
     options = HELP["diagnose"].options
     for option in takewhile(lambda option: not isinstance(option, str), options[options.index(heading) + 1 :]):
         names, more = cast("Option", option)
-        if getattr(args, names[0].strip("-").replace("-", "_"), None) not in (more.get("default"), False):
+        usual = more.get("default", False if "action" in more else None)
+        if getattr(args, names[0].strip("-").replace("-", "_"), usual) != usual:
             return names[0]
     return None
 
