@@ -311,7 +311,7 @@ def test_a_study_that_was_stopped_says_how_far_its_best_run_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writer = opened(tmp_path / "cut", config=PLAIN | {"total_steps": 40})
-    for number, (steps, ended, value) in enumerate([(4, 4, 0.1), (40, 30, 0.5)]):
+    for steps, ended, value in [(4, 4, 0.1), (40, 30, 0.5)]:
         trial = writer.trial(PLAIN | {"total_steps": steps}, stage="lr_sweep", train_examples=32)
         state = "complete" if steps == ended else "stopped"
         trial.event("ended", state=state, best_value=value, best_step=3, steps_run=ended, seconds=1.0, gradients="vmap")
