@@ -18,6 +18,8 @@ from tests.helpers.workloads import small_net, small_workload
 from workbench.config import TrainConfig
 from workbench.errors import WorkloadError
 from workbench.findings.audited import Audit
+from workbench.findings.causes import causes_first
+from workbench.findings.finding import Finding
 from workbench.topics.data.collect import collect_data
 from workbench.topics.one_batch.collect_preflight import collect_preflight
 from workbench.topics.one_batch.diagnose_preflight import diagnose_preflight, spoilt_splits
@@ -137,6 +139,24 @@ def test_parameters_that_do_not_train(kind: str, names: list[str], one_batch: An
     assert said(facts, one_batch)[f"loop.{kind}"].status == status
     if kind == "no_gradient":
         assert said(facts | {"no_update": names})["loop.no_update"].status == "ok", "that is another finding"
+
+
+def test_a_layer_that_forward_never_uses_is_a_fault_beside_dead_units() -> None:
+    idle, off = "stem.weight", ["head.weight", "head.bias"]
+    one_batch = {
+        "layers": {"not_in_graph": [idle], "not_in_forward": [idle]},
+        "fit": {"without_gradient": [idle, *off]},
+    }
+    facts = HEALTHY | {"no_gradient": [idle, *off], "sizes": SIZES, "parameters": 16, "tensors": 4}
+    dead, broken = (
+        Finding(code="units.dead", status="fail", summary="off"),
+        Finding(code="lr.nothing_learns", status="fail", summary="flat"),
+    )
+    unused = said(facts, one_batch)["loop.no_gradient"]
+    assert "38% of the trained parameters are not used by the forward pass: stem.weight. 2 others get" in unused.summary
+    assert [f.follows_from for f in causes_first([broken, unused, dead])] == [None, None, "units.dead"]
+    cut = said(facts, {"layers": {}, "fit": one_batch["fit"]})["loop.no_gradient"]
+    assert [f.follows_from for f in causes_first([cut, dead])] == [None, "units.dead"], "of what is used, that follows"
 
 
 def test_classes_without_examples() -> None:

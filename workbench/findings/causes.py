@@ -135,6 +135,8 @@ STRUCTURAL = frozenset(cause for cause, explained in _EXPLAINS.items() if "lr.*"
 """Codes whose alarm makes every comparison of hyperparameters void: mend it, then tune (F1.1)."""
 
 _ALARMS = ("fail", "warn")
+STANDS_ALONE = "stands_alone"
+"""Name in the evidence of an alarm that follows from no other, and explains what no other does, though its code might."""
 
 
 def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -147,7 +149,8 @@ def causes_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     found = list(findings)
     places = [*_PLACES, ""]
     alarms = {f.code: places.index(_key(f.code, _PLACES)) for f in found if f.status in _ALARMS}
-    roots = {f.code: _root(f.code, alarms) for f in found if f.code in alarms}
+    alone = {f.code for f in found if f.evidence.get(STANDS_ALONE)}
+    roots = {f.code: _root(f.code, alarms, alone) for f in found if f.code in alarms}
 
     def key(finding: Finding) -> tuple[int, ...]:
         status = STATUSES.index(finding.status)
@@ -195,11 +198,13 @@ def to_mend_first(findings: Iterable[Finding], among: Collection[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _root(code: str, alarms: dict[str, int]) -> str:
+def _root(code: str, alarms: dict[str, int], alone: Collection[str]) -> str:
     """Return the alarm that this one follows from, through any others between, or the code itself."""
     seen = {code}
     while causes := [c for c in alarms if c not in seen and _is(code, _EXPLAINS.get(_key(c, _EXPLAINS), ()))]:
-        code = min(causes, key=lambda c: alarms[c])
+        if code in alone:
+            break
+        code = min(causes, key=lambda c: (c in alone, alarms[c]))
         seen.add(code)
     return code
 

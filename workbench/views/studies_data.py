@@ -254,8 +254,8 @@ def _answer_text(left: Side, right: Side) -> str:
         one_study = left.record.path == right.record.path
         gap = abs(left.value - right.value if one_study else left.mean - right.mean)
         if all(same(left.config.get(n), right.config.get(n)) for n in SEEDS) and len(left.seeds) == len(right.seeds):
-            seeds = "seed" if one_study or len(left.seeds) == 1 else "seeds"
-            return f"The same config with the same {seeds}: values {f'differ by {gap:.3g}' if gap else 'are equal'}."
+            which = "seed" if one_study or len(left.seeds) == 1 else "seeds"
+            return f"The same config with the same {which}: values {f'differ by {gap:.3g}' if gap else 'are equal'}."
         return f"They differ in nothing but the seed: the difference of {gap:.3g} is noise."
     sign = 1.0 if left.config["select_mode"] == "min" else -1.0
     better, worse = (left, right) if sign * (left.mean - right.mean) <= 0 else (right, left)

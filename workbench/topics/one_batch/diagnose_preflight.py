@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.curves.instability import chance_loss
 from workbench.curves.trial_curves import RecordLike
+from workbench.findings.causes import STANDS_ALONE
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, named
 
@@ -279,10 +280,13 @@ def _no_gradient(
             summary=f"{_share_of_parameters(facts, cut):.0%} of the trained parameters are used, but no gradient reaches them: {named(cut, shown=4)}.",
             advice=["Look for detach(), no_grad(), .item(), .data or NumPy behind them; freeze on purpose with requires_grad_(False)."],
         )  # fmt: skip
-    if len(unused) == len(names):
-        few_enough = share < unused_share
+    idle = _share_of_parameters(facts, unused)
+    if unused and (idle >= unused_share or len(unused) == len(names)):
+        few_enough, others = idle < unused_share, len(names) - len(unused)
+        evidence[STANDS_ALONE] = True  # whatever keeps the rest from training
+        more = f" {others} other{'s get' if others > 1 else ' gets'} no gradient." if others else ""
         return say(
-            "ok" if few_enough else "warn", f"{share:.0%} of the trained parameters are not used by the forward pass: {few}.",
+            "ok" if few_enough else "warn", f"{idle:.0%} of the trained parameters are not used by the forward pass: {named(unused, shown=4)}.{more}",
             threshold=unused_share, advice=() if few_enough else ["Call the layers in forward, or delete them."],
         )  # fmt: skip
     if share <= cancelled_share:
