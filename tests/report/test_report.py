@@ -15,12 +15,12 @@ import pytest
 from tests.helpers.records import MemoryRecord, diagnosis, study
 from workbench.config import TrainConfig
 from workbench.findings.advice import ADVICE
-from workbench.findings.audited import not_ended
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Finding
 from workbench.plots.palette import PALETTE
 from workbench.plots.style import draw_curve, drawing
 from workbench.plots.svg import themed
+from workbench.record.missing import not_ended
 from workbench.report.summary import summary_rows
 from workbench.report.templates import shown_line
 from workbench.report.write import trial_rows, write_report

@@ -13,11 +13,12 @@ from typing import Any
 
 from workbench.errors import RecordError
 from workbench.findings.answers import Answer, answers, came_back
-from workbench.findings.audited import Audited, not_ended
+from workbench.findings.audited import Audited
 from workbench.findings.causes import and_more, causes_first, listed
 from workbench.findings.finding import MEASUREMENTS, STATUSES, SYMBOLS, Finding, Status, said_alike, worst
 from workbench.record.folder import read_json
 from workbench.record.json_values import to_json
+from workbench.record.missing import not_ended
 
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
 """Symbol and word of each status; colour only repeats what they say."""

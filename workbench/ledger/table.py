@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import RecordError, UsageError, nearest
-from workbench.findings.audited import not_ended
 from workbench.record.folder import check_path, is_locked
 from workbench.record.json_values import to_json
+from workbench.record.missing import not_ended
 from workbench.record.read import StudyRecord, diagnosed, ranked_trials
 
 COLUMNS = ["study", "config", "note", "trials", "best_value", "reproduce"]

@@ -1,4 +1,4 @@
-"""What a study's folder lacks of what its writer left in it: rows, parts, trials and events."""
+"""What a study's folder lacks of what its writer left in it: rows, parts, trials and events; and which of its trials have not ended."""
 
 from __future__ import annotations
 
@@ -56,3 +56,23 @@ def missing(path: str | Path, *, resuming: bool = False) -> list[str]:
             more = f" and those of {len(short) - 3} more trials" if len(short) > 3 else ""
             said.append(f"{folder / table}: {listed}{more} are there.")
     return said
+
+
+def not_ended(record: Any) -> str:
+    """Return how many trials of a study have not come to their end, and what resumes them, where something does; "" for none."""
+    trials = getattr(record, "trials", None)
+    if trials is None or "state" not in trials or (left := trials[trials["state"].isin(["running", "stopped"])]).empty:
+        return ""
+    if now := int((left["state"] == "running").sum()):  # by a process that holds the folder
+        return (
+            "the run is being trained"
+            if len(trials) == 1
+            else f"{now} of {len(trials)} runs {'is' if now == 1 else 'are'} being trained"
+        )
+    many, row = len(left) > 1, left.iloc[0]
+    ours = row.get("gradients") is not None  # nobody but its author goes on with a watched loop
+    runs = "the run" if len(trials) == 1 else f"{len(left)} of {len(trials)} runs"
+    at = f"at {row['steps_run']:,.0f} of {row['total_steps']:,.0f} updates"
+    said = f"{runs} {'were' if many else 'was'} stopped {at if ours and len(trials) == 1 else 'early'}"
+    how = "command" if str(record.command or "").startswith("workbench ") else "call"
+    return f"{said}; the same {how} resumes {'them' if many else 'it'}" if ours else said

@@ -7,11 +7,11 @@ import textwrap
 from collections import Counter
 from typing import Any
 
-from workbench.findings.audited import not_ended
 from workbench.findings.causes import listed
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding
 from workbench.plots.words import counted, number_text
+from workbench.record.missing import not_ended
 from workbench.report.templates import shown_line
 
 MAX_NAMED = 2
