@@ -106,15 +106,5 @@ def _draw(ax: Axes, rows: Sequence[Mapping[str, Any]], label: str, *, look: tupl
         values = [number(value) for value in row["values"]]
         ax.plot([at] * len(values), values, marker, color=color, markersize=4, alpha=0.5, linestyle="none", zorder=2)
     if rows:
-        means, errors = (np.array([number(row[name]) for row in rows]) for name in ("mean", "se"))
-        ax.errorbar(
-            x,
-            means,
-            np.nan_to_num(errors),
-            fmt=f"{marker}-",
-            color=color,
-            markersize=7,
-            capsize=3,
-            label=label,
-            zorder=3,
-        )
+        means, errors = (np.nan_to_num([number(row[name]) for row in rows]) for name in ("mean", "se"))
+        ax.errorbar(x, means, errors, fmt=f"{marker}-", color=color, markersize=7, capsize=3, label=label, zorder=3)

@@ -93,7 +93,7 @@ class HostsWatch:
         if not self._open or not state.here:
             return path
         self._open = False
-        self._patches.undo()
+        self._patches.close()
         state.on_train_call.clear()
         found: dict[str, Any] = {
             "rank": state.rank, "world": state.world, "host": platform.node(), "cores": os.cpu_count(),
@@ -184,16 +184,11 @@ class FileWatch:
             sys._workbench_file_hook = True  # type: ignore[attr-defined]
             sys.addaudithook(_hook)
         _LISTENING.append(self)
-        patches.handle(self)
+        patches.callback(_LISTENING.remove, self)
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values."""
         return {"files": [{"path": path, "kind": kind} for path, kind in self._files.items()]}
-
-    def remove(self) -> None:
-        """Listen no more."""
-        if self in _LISTENING:
-            _LISTENING.remove(self)
 
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take an audit event in."""
@@ -244,15 +239,8 @@ class TrainerWatch:
     """The same facts of `workbench.Trainer`, which updates all parameters at once and by no torch optimizer; nothing of it is loaded otherwise."""
 
     def __init__(
-        self,
-        state: State,
-        patches: Patches,
-        updates: UpdateWatch,
-        loaders: LoaderWatch,
-        buffers: BufferWatch,
-        *,
-        files: FileWatch,
-    ) -> None:
+        self, state: State, patches: Patches, updates: UpdateWatch, loaders: LoaderWatch, buffers: BufferWatch, *, files: FileWatch
+    ) -> None:  # fmt: skip
         self._state, self._patches, self._files = state, patches, files
         self._updates, self._loaders, self._buffers = updates, loaders, buffers
         self._installed = False

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -80,11 +81,8 @@ class State:
         return os.getpid() == self.pid
 
 
-class Patches:
-    """Wrappers around functions and methods of other packages; `undo` takes them off in the reverse order."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+class Patches(contextlib.ExitStack):
+    """Wrappers around functions and methods of other packages; `close` takes them off in the reverse order."""
 
     def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         """Have `call(original, *args, **kwargs)` called in the place of `owner.name`; nothing happens where there is no such name."""
@@ -96,14 +94,8 @@ class Patches:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return call(original, *args, **kwargs)
 
-        for other in _importers(owner, name, original):
-            setattr(other, name, wrapper)
-            self._undo.append(functools.partial(setattr, other, name, original))
-        back: Any = functools.partial(delattr, owner, name)  # an inherited one
-        if name in vars(owner):
-            back = functools.partial(setattr, owner, name, vars(owner)[name])
-        setattr(owner, name, wrapper)
-        self._undo.append(back)
+        for holder in (*_importers(owner, name, original), owner):
+            self.enter_context(mock.patch.object(holder, name, wrapper))
 
     def before(self, owner: Any, name: str, call: Callable[..., object]) -> None:
         """Have `call` called with the arguments of `owner.name` before it is."""
@@ -113,15 +105,6 @@ class Patches:
             return original(*args, **kwargs)
 
         self.wrap(owner, name, both)
-
-    def handle(self, handle: Any) -> None:
-        """Remember a hook's handle, so that `undo` removes the hook."""
-        self._undo.append(handle.remove)
-
-    def undo(self) -> None:
-        """Put everything back; a second call does nothing."""
-        while self._undo:
-            self._undo.pop()()
 
 
 def _importers(owner: Any, name: str, original: Any) -> list[Any]:

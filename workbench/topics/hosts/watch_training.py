@@ -83,8 +83,8 @@ class ModelWatch:
         self.last_gradient = 0.0
         patches.wrap(DistributedDataParallel, "__init__", self._on_wrap)
         patches.wrap(DistributedDataParallel, "_sync_buffers", self._timed)
-        patches.handle(register_module_forward_pre_hook(self._before))
-        patches.handle(register_module_forward_hook(self._after, always_call=True))
+        patches.callback(register_module_forward_pre_hook(self._before).remove)
+        patches.callback(register_module_forward_hook(self._after, always_call=True).remove)
 
     def facts(self) -> dict[str, Any]:
         """Return what was seen, as JSON values: of an evaluation, the sum over all outputs in the place of those of its batches."""
@@ -211,8 +211,8 @@ class UpdateWatch:
         self._times: dict[str, list[float]] = {"step_s": [], "busy_s": []}
         self._last: float | None = None
         patches.wrap(Optimizer, "__init__", self._on_new)
-        patches.handle(register_optimizer_step_pre_hook(self._before))
-        patches.handle(register_optimizer_step_post_hook(self._after))
+        patches.callback(register_optimizer_step_pre_hook(self._before).remove)
+        patches.callback(register_optimizer_step_post_hook(self._after).remove)
         patches.wrap(torch.autograd, "backward", self._on_backward)
         for name, limit in _CLIPPING:
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
