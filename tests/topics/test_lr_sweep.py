@@ -44,6 +44,9 @@ def test_an_interior_best_far_from_the_edge():
         "lr.probabilistic": "ok", "lr.nothing_learns": "ok",
     }  # fmt: skip
     assert "one seed" in diagnosis["lr.probabilistic"].summary
+    proved = [trial(curve, 0.8, seed=seed, stage="proof") for seed, curve in ((1, run(0.4)), (2, BLOWN))]
+    found = wb.lr_sweep.diagnose(sweep(*proved))["lr.probabilistic"]
+    assert found.summary.startswith("At lr 0.8 1 of 3 seeds are unstable"), "the seeds of a proof count too"
     assert "well above it" in diagnosis["lr.at_edge"].summary
 
 

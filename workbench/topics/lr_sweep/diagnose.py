@@ -1,15 +1,16 @@
 """`diagnose_lr_sweep`: lr*, where instability starts, and what that says about the baseline (F1.6, F1.12, O1)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from workbench.curves.clipping import fixed_step
-from workbench.curves.judged import JudgedStudy, is_harmful, judged, judged_runs
+from workbench.curves.judged import JudgedStudy, is_harmful, judged, judged_runs, trials_with
 from workbench.curves.losses import nothing_clear, nothing_finite, nothing_learns
 from workbench.curves.lr_search import BestLR, UnstableBracket, edge_round, lr_best, refine_round, unstable_bracket
-from workbench.curves.sweep import SweepTable
+from workbench.curves.sweep import LRPoint, SweepTable
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.advice import advise
 from workbench.findings.diagnosis import Diagnosis
@@ -78,7 +79,7 @@ def diagnose_lr_sweep(
         _unstable(table, short, best, bracket, tolerance=bracket_tolerance, far=far, apart=other_ratio, length=length_of_runs(study.facts)),
         *held,
         _at_edge(study, table, best, bracket, edge_ratio=edge_ratio, limits=limits),
-        _probabilistic(table, best, baseline, edge_ratio),
+        _probabilistic(_with_proof(study, table), best, baseline, edge_ratio),
         nothing_learns(study, table, own=all(finding.status == "ok" for finding in held)),
     ])  # fmt: skip
 
@@ -281,9 +282,22 @@ def _at_edge(
     return found("warn", f"{start}{end}.", advice=advise("early"))
 
 
-def _probabilistic(table: SweepTable, best: BestLR, baseline: float, edge_ratio: float) -> Finding:
+def _with_proof(study: JudgedStudy, table: SweepTable) -> list[LRPoint]:
+    """Return the points of a sweep, each with the seeds of its proof, which are no part of the sweep."""
+    proved = {v.curve.trial: v for v in study.verdicts(lambda c: c.stage == Role.PROOF and c.finished)}
+    points = []
+    for point in table.points:
+        more = [proved[n] for n in trials_with(study, study.config | {"peak_lr": point.lr}) if n in proved]
+        points.append(replace(
+            point, seeds=(*point.seeds, *(v.curve.seed for v in more)), lasting=point.lasting + sum(v.is_lasting() for v in more),
+            outcomes=(*point.outcomes, *(v.verdict.outcome for v in more)),
+        ))  # fmt: skip
+    return points
+
+
+def _probabilistic(points: Sequence[LRPoint], best: BestLR, baseline: float, edge_ratio: float) -> Finding:
     found = partial(CODES.finding, "lr.probabilistic")
-    repeated = [p for p in table.points if len(p.seeds) > 1]
+    repeated = [p for p in points if len(p.seeds) > 1]
     if not repeated:
         return found("ok", "Does not apply: every lr was run with one seed, so seeds cannot disagree.")
     disputed = [p for p in repeated if p.disputed]

@@ -183,7 +183,7 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     best, lowest = best_lr(diagnosis)
     said = "lowest training loss" if best == lowest else "as good as the lowest training loss:"
     for code, ends, color, style, label in (
-        ("lr.best", ("low", "high"), GOOD, "--", f"{said} {{}} (shaded: as good)"),
+        ("lr.best", ("low", "high"), GOOD, "--", f"{said} {{}} (shaded: the best may lie here)"),
         ("lr.unstable", ("lower", "upper"), BAD, "-.", "unstable from {} (shaded: not tried)"),
     ):
         found = finding(diagnosis, code)
