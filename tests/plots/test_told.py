@@ -48,7 +48,9 @@ def test_a_recommended_lr_is_marked_beside_that_of_the_lowest_training_loss() ->
     refused = replace(apart, recommendation={**(apart.recommendation or {}), "adopted": False})
 
     at = f"recommended {LRS[0]:.3g}"
-    assert {at, "lowest training loss 0.08 (shaded: the best may lie here)"} <= {*labels(wb.lr_sweep.plot(record, apart, ax=axes()))}
+    assert {at, "lowest training loss 0.08 (shaded: the best may lie here)"} <= {
+        *labels(wb.lr_sweep.plot(record, apart, ax=axes()))
+    }
     for other in (found, refused):
         assert not any("recommended" in label for label in labels(wb.lr_sweep.plot(record, other, ax=axes())))
     drawn = labels(wb.lr_sweep.plot_loss_curves(record, diagnosis=apart, ax=axes()))
