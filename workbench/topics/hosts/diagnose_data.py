@@ -58,9 +58,7 @@ def _shards(passes: Mapping[int, Row], *, augmented: bool) -> Shards:
     unlike = sets[0]["hash"] is None and _same_position_other_content(passes)
     if same and not unlike and not any(found["stream"] for found in sets):
         whole = all(p["exhausted"] or p["planned"] for p in passes.values())
-        seen = {
-            rank: list(p["indices"] if p["exhausted"] else p["planned"] or p["indices"]) for rank, p in passes.items()
-        }
+        seen = {rank: _order(p) for rank, p in passes.items()}
         # the smallest part of the data that all ranks have in common
         levels = [p.get("levels") or [] for p in passes.values()]
         common = (level[0] for level in levels[0] if all(level in other for other in levels[1:]))
@@ -181,7 +179,8 @@ def set_epoch(ranks: Ranks) -> Finding:
                 seen["called"] += int(own[0]["set_epoch_calls"] > 0)
             else:
                 seen["twice"] += 1
-                if _order(own[0]) == _order(own[1]) and len(_order(own[0])) > 1:
+                first, second = (_order(p)[:4096] for p in own[:2])
+                if first == second and len(first) > 1:
                     same.append(rank["rank"])
     if not any(training_passes(r) for r in ranks):
         return CODES.not_measured(code, "no training data came through a torch DataLoader")
@@ -215,7 +214,7 @@ def _epochs(passes: Sequence[Row]) -> list[list[Row]]:
 
 
 def _order(one: Row) -> list[Any]:
-    return list(one["indices"] if one["exhausted"] else one["planned"] or one["indices"])[:4096]
+    return list(one["planned"] or one["indices"])
 
 
 def data_seed(ranks: Ranks) -> Finding:

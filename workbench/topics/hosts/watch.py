@@ -126,7 +126,6 @@ class CollectiveWatch:
 
     def __init__(self, state: State, patches: Patches, updates: UpdateWatch, on_group: Callable[[], None]) -> None:
         self._state, self._updates, self._on_group = state, updates, on_group
-        self._depth = 0
         state.on_train_call.append(self._on_train_call)
         self._joined: dict[str, list[int]] = {"training": [], "evaluation": []}
         self._on_train_call(None)
@@ -158,16 +157,12 @@ class CollectiveWatch:
 
     def _on_call(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         state = self._state
-        if name in _JOINING and not self._depth:
+        if name in _JOINING and not state.waits:  # all_gather_object is made of others
             self._joined["evaluation" if state.looking else "training"].append(state.step)
             if not state.looking:
                 self._updates.joins()
-        self._depth += 1  # all_gather_object is made of others
-        try:
-            with state.waiting(name):
-                return original(*args, **kwargs)
-        finally:
-            self._depth -= 1
+        with state.waiting(name):
+            return original(*args, **kwargs)
 
 
 class FileWatch:

@@ -53,7 +53,7 @@ class State:
     optimizers: list[Any] = field(default_factory=list)
     models: list[Any] = field(default_factory=list)  # that train, without their wrappers
     on_train_call: list[Callable[[Any], None]] = field(default_factory=list)  # called with the model
-    _waits: bool = False
+    waits: bool = False  # for other ranks, now
 
     def tick(self, phase: str) -> None:
         """Say what the rank does now."""
@@ -63,15 +63,15 @@ class State:
     @contextlib.contextmanager
     def waiting(self, phase: str) -> Iterator[None]:
         """Count the time of the block as waiting for other ranks; a block inside another one counts once."""
-        if self._waits:
+        if self.waits:
             yield
             return
-        before, self._waits, came_from = time.perf_counter(), True, self.phase
+        before, self.waits, came_from = time.perf_counter(), True, self.phase
         self.tick(f"waiting in {phase}")
         try:
             yield
         finally:
-            self._waits = False
+            self.waits = False
             self.waited_s += time.perf_counter() - before
         self.tick(came_from)
 
