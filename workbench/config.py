@@ -49,8 +49,8 @@ class TrainConfig:
         rules: "torch" or "playbook" where the two differ (F7).
         peak_lr: learning rate at the top of the schedule.
         schedule: "constant", "linear", "cosine", a function of progress in [0, 1] that returns a factor, or one whose first parameter is
-            called `optimizer` and that returns a scheduler of torch, stepped once an update; trials of other lengths are told by a second
-            parameter `total_steps`.
+            called `optimizer` (or opt) and that returns a scheduler of torch, stepped once an update; trials of other lengths are told by a
+            second parameter, the number of steps.
         warmup_steps: length of a linear ramp from 0 at step 0 to peak_lr; the schedule has the remaining steps to itself.
         total_steps: every update, warmup included.
         batch_size: examples that one update sees in all, however they are split. Each epoch is shuffled anew, and what is left for less than a

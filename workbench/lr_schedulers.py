@@ -16,6 +16,7 @@ import torch
 
 from workbench.config import code_name
 from workbench.errors import ConfigError, in_one_line
+from workbench.schedules import takes_length
 
 MOVED = ("lr", "momentum", "betas")
 """What schedulers change in a group."""
@@ -26,11 +27,12 @@ Values = tuple[dict[str, Any], ...]
 def scheduled_groups(factory: Callable[..., Any], optimizer: torch.optim.Optimizer, steps: int) -> list[Values]:
     """Return what each step finds in the groups of an optimizer whose scheduler is stepped after every one; the optimizer is used up."""
     name, found = f"schedule={code_name(factory)!r}", []
-    how = {"total_steps": steps} if "total_steps" in inspect.signature(factory).parameters else {}
+    how: dict[str, int] = {"total_steps": steps} if "total_steps" in inspect.signature(factory).parameters else {}
+    also = () if how or not takes_length(factory) else (steps,)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         try:
-            scheduler = factory(optimizer, **how)
+            scheduler = factory(optimizer, *also, **how)
         except Exception as error:
             raise ConfigError(
                 f"{name} raised {in_one_line(error)} It is given an optimizer with one group of lr peak_lr first, whose lr the record keeps."

@@ -41,19 +41,32 @@ def join(first: Schedule, second: Schedule, *, at: int) -> Schedule:
     return lambda step: first(step) if step < at else second(step - at)
 
 
+def _by_place(factory: Callable[..., object]) -> list[inspect.Parameter]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p for p in parameters if p.kind in kinds]
+
+
 def first_parameter(factory: Callable[..., object]) -> str:
     """Return the name of the first positional parameter of a function, "" where it has none or does not say."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):
-        return ""
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return next((p.name for p in parameters if p.kind in by_place), "")
+    return next((p.name for p in _by_place(factory)), "")
 
 
 def takes_optimizer(schedule: object) -> bool:
-    """Tell whether a schedule is a factory of a torch scheduler: its first parameter is called `optimizer`."""
-    return callable(schedule) and first_parameter(schedule) == "optimizer"
+    """Tell whether a schedule is a factory of a torch scheduler: its first parameter is called so (`optimizer`, `opt`, `optim`), or it needs a second one."""
+    if not callable(schedule):
+        return False
+    needed = [p for p in _by_place(schedule) if p.default is inspect.Parameter.empty]
+    return first_parameter(schedule) in ("optimizer", "opt", "optim") or len(needed) == 2
+
+
+def takes_length(factory: Callable[..., object]) -> bool:
+    """Tell whether a factory of a torch scheduler is given the number of steps as well: it needs a second parameter, or has one called `total_steps`."""
+    second = _by_place(factory)[1:2]
+    return any(p.default is inspect.Parameter.empty or p.name == "total_steps" for p in second)
 
 
 def schedule_of(config: TrainConfig) -> Schedule:

@@ -155,6 +155,20 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.parametrize("schedule", [
+    lambda opt: schedulers.CosineAnnealingLR(opt, 40), lambda o, n: schedulers.CosineAnnealingLR(o, T_max=n), lambda o, n, power=1.0: schedulers.CosineAnnealingLR(o, n),
+    lambda o, total_steps=7: schedulers.CosineAnnealingLR(o, total_steps),
+])  # fmt: skip
+def test_a_scheduler_is_told_by_what_its_factory_takes(schedule: Any) -> None:
+    """Half way down its cosine after 20 of 40 steps; a factor of progress would be a scheduler."""
+    lrs = wb.schedules.lr_values(wb.TrainConfig(peak_lr=0.5, total_steps=40, batch_size=1, schedule=schedule))
+    assert lrs[[0, 20]] == pytest.approx([0.5, 0.25])
+    progress = wb.schedules.lr_values(
+        wb.TrainConfig(peak_lr=0.5, total_steps=40, batch_size=1, schedule=lambda x, end=0.2: 1 - x + end * x)
+    )
+    assert progress[20] == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize("case", SCHEDULES)
 def test_a_scheduler_of_torch_is_stepped_once_an_update(tmp_path: Path, case: str) -> None:
     schedule, optimizer = SCHEDULES[case]
