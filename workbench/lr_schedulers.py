@@ -16,7 +16,6 @@ import torch
 
 from workbench.config import code_name
 from workbench.errors import ConfigError, in_one_line
-from workbench.schedules import takes_length
 
 MOVED = ("lr", "momentum", "betas")
 """What schedulers change in a group."""
@@ -27,8 +26,14 @@ Values = tuple[dict[str, Any], ...]
 def scheduled_groups(factory: Callable[..., Any], optimizer: torch.optim.Optimizer, steps: int) -> list[Values]:
     """Return what each step finds in the groups of an optimizer whose scheduler is stepped after every one; the optimizer is used up."""
     name, found = f"schedule={code_name(factory)!r}", []
-    how: dict[str, int] = {"total_steps": steps} if "total_steps" in inspect.signature(factory).parameters else {}
-    also = () if how or not takes_length(factory) else (steps,)
+    parameters = inspect.signature(factory).parameters
+    needed = [
+        p
+        for p in parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    how = {"total_steps": steps} if "total_steps" in parameters else {}
+    also = (steps,) if len(needed) > 1 and not how else ()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         try:

@@ -63,12 +63,6 @@ def takes_optimizer(schedule: object) -> bool:
     return first_parameter(schedule) in ("optimizer", "opt", "optim") or len(needed) == 2
 
 
-def takes_length(factory: Callable[..., object]) -> bool:
-    """Tell whether a factory of a torch scheduler is given the number of steps as well: it needs a second parameter, or has one called `total_steps`."""
-    second = _by_place(factory)[1:2]
-    return any(p.default is inspect.Parameter.empty or p.name == "total_steps" for p in second)
-
-
 def schedule_of(config: TrainConfig) -> Schedule:
     """Return the learning rate of every step of `config`, in absolute units.
 

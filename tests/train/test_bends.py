@@ -157,7 +157,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("schedule", [
     lambda opt: schedulers.CosineAnnealingLR(opt, 40), lambda o, n: schedulers.CosineAnnealingLR(o, T_max=n), lambda o, n, power=1.0: schedulers.CosineAnnealingLR(o, n),
-    lambda o, total_steps=7: schedulers.CosineAnnealingLR(o, total_steps),
+    lambda optimizer, total_steps=7: schedulers.CosineAnnealingLR(optimizer, total_steps),
 ])  # fmt: skip
 def test_a_scheduler_is_told_by_what_its_factory_takes(schedule: Any) -> None:
     """Half way down its cosine after 20 of 40 steps; a factor of progress would be a scheduler."""
