@@ -12,6 +12,7 @@ import pytest
 from matplotlib import image
 
 import workbench as wb
+from tests.helpers.simulated_records import record, trial
 from tests.helpers.study_folders import write_study
 from tests.helpers.workloads import small_workload
 from tests.panels.test_live import Page, same_curves
@@ -73,7 +74,20 @@ def test_seeds_of_the_best_learning_rate_are_told_by_their_mean(tmp_path: Path) 
     best, mean = trials.loc[trials["best_value"].idxmin(), "trial"], trials["best_value"].mean()
     assert len(trials) == 3
     assert f"in trial {best} at lr 0.1, " in study_sentence(record)
-    assert f" (mean of 3 there: {mean:.4g})" in study_sentence(record)
+    assert f" (mean of 3 seeds there: {mean:.4g})" in study_sentence(record)
+
+
+def test_runs_of_other_lengths_are_no_seeds_and_a_verdict_has_its_mean(tmp_path: Path) -> None:
+    """Two seeds were trained to the end, the first also for half of the steps, and a third was stopped."""
+    runs = [(0, 40, "complete", 0.3), (1, 40, "complete", 0.2), (0, 20, "complete", 0.1), (2, 40, "stopped", 0.15)]
+    rows = [trial(np.ones(40), 0.1, seed=seed, state=state, total_steps=steps) for seed, steps, state, _ in runs]
+    made = record(rows, total_steps=40)
+    made.path = tmp_path
+    made.trials = made.trials.assign(best_value=[value for *_, value in runs], best_step=10)
+    assert "; lowest validation/loss 0.1 in trial 2 at lr 0.1, step 10." in study_sentence(made)
+    write_json(tmp_path / "diagnosis.json", {"findings": [], "recommendation": {"baseline": {"trials": [0]}}})
+    said = "; the config of the verdict has validation/loss 0.25 at lr 0.1, mean of 2 seeds (0.2 to 0.3)."
+    assert said in study_sentence(made)
 
 
 def test_a_name_with_markup_is_text_in_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

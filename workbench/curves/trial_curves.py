@@ -24,7 +24,19 @@ FREE_FIELDS = frozenset({
     "checkpoint_every_steps",
 })  # fmt: skip
 """Config fields that may differ between the trials of one learning-rate sweep."""
-_BOOKKEEPING = {"trial", "stage", "state", "seed", "train_examples", "steps_run", "best_step", "best_value", "seconds"}
+_BOOKKEEPING = {
+    "trial",
+    "stage",
+    "state",
+    "seed",
+    "train_examples",
+    "steps_run",
+    "best_step",
+    "best_value",
+    "seconds",
+    "lanes",
+    "gradients",
+}
 
 
 class RecordLike(Protocol):
@@ -200,16 +212,17 @@ def curves_of(
 def full_length(curves: Sequence[TrialCurve], config: Mapping[str, Any] | None = None) -> list[TrialCurve]:
     """Return the trials that the sweep compares: full length, equal config but for the lr and the seeds."""
     usable = [c for c in curves if c.point and c.finished]
-    wanted = [c for c in usable if config and _same_config(c.config, config)]
+    wanted = [c for c in usable if config and same_config(c.config, config)]
     if wanted or not usable:
         return wanted
     longest = max(c.total_steps for c in usable)
     long = [c for c in usable if c.total_steps == longest]
-    groups = [[c for c in long if _same_config(c.config, d.config)] for d in long]
+    groups = [[c for c in long if same_config(c.config, d.config)] for d in long]
     return max(groups, key=len)
 
 
-def _same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two trials differ in nothing but learning rates and seeds."""
     shared = (set(one) & set(other)) - FREE_FIELDS - _BOOKKEEPING
     return all(comparable(one[k]) == comparable(other[k]) for k in shared)
 

@@ -280,7 +280,7 @@ def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
     trials, own = record.trials, record.config
     if trials.empty:
         return trials
-    unstable_lr, kept = diagnosed(record.path)
+    unstable_lr, kept, _ = diagnosed(record.path)
     plain = trials["peak_lr"] >= unstable_lr
     for name in ("warmup_steps", "max_grad_norm"):
         plain &= trials[name].isna() if own.get(name) is None else trials[name] == own[name]
@@ -292,15 +292,16 @@ def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
     return trials.loc[order.index].reset_index(drop=True)
 
 
-def diagnosed(path: Path) -> tuple[float, list[int]]:
-    """Return the lr from which on the study's diagnosis found training unstable, and the trials of the config that it ends with; infinite and none without one."""
+def diagnosed(path: Path) -> tuple[float, list[int], list[int]]:
+    """Return the lr from which on the study's diagnosis found training unstable, the trials of the config that it ends with, and those of the baseline that they
+    were held against; infinite and none without one."""
     with suppress(RecordError, ValueError, KeyError, TypeError, AttributeError):
         found = read_json(path / "diagnosis.json")
         lr = next((f["value"] for f in found["findings"] if f["code"] == "lr.unstable"), None)
         advised = found.get("recommendation") or {}
-        kept = advised.get("recommended" if advised.get("adopted") else "baseline") or {}
-        return float(lr or math.inf), list(kept.get("trials", ()))
-    return math.inf, []
+        arms = [(advised.get(arm) or {}).get("trials", ()) for arm in ("recommended", "baseline")]
+        return float(lr or math.inf), list(arms[not advised.get("adopted")]), list(arms[1])
+    return math.inf, [], []
 
 
 def periodic_rows(evals: pd.DataFrame) -> pd.DataFrame:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from html import escape
 from typing import Any
 
+from workbench.curves.trial_curves import same_config
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.topic import Figure
@@ -86,23 +88,35 @@ def _best(record: StudyRecord | TrialRecord) -> str:
     if not rows:
         return ""
     best, sign = rows[0], 1.0 if record.config["select_mode"] == "min" else -1.0
-    value, lead = f"{record.config['select']} {best['best_value']:.4g}", "lowest" if sign > 0 else "highest"
-    chosen = best["trial"] in diagnosed(record.path)[1]
-    if chosen:
-        lead, value = "the config of the verdict has", f"{value},"
-    elif best["state"] in ("running", "stopped"):
-        state = "stopped" if best["state"] == "stopped" else "now"
-        value += f", so far and of a run that is {state} at {best['steps_run']:,} of {best['total_steps']:,} steps,"
-    elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
-        value += ", of the full-length runs that stayed finite,"
-    own = record.config.get("peak_lr")
-    mine = [row["best_value"] for row in rows if row["peak_lr"] == own != best["peak_lr"]]
-    there = [row["best_value"] for row in rows if row["peak_lr"] == best["peak_lr"]]
-    beside = f" (mean of {len(there)} there: {sum(there) / len(there):.4g})" * (len(there) > 1)
-    if mine:
-        beside += (
-            f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{f' (mean of {len(mine)})' * (len(mine) > 1)}"
+    select, own = record.config["select"], record.config.get("peak_lr")
+    (_, kept, base), value_of = diagnosed(record.path), {row["trial"]: row["best_value"] for row in rows}
+    there, mine = (_by_seed(rows, best, lr) for lr in (best["peak_lr"], own))
+    if best["trial"] in kept:
+        values = (
+            [value_of[trial] for trial in kept if trial in value_of] if len(kept) > 1 else there or [best["best_value"]]
         )
-    alone = len(mine) == len(there) == 1
-    beside += ": one seed each, by itself no reason to change" * (alone and not chosen)
-    return f"{lead} {value} in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}{beside}"
+        mine = [value_of[trial] for trial in base if trial in value_of] if len(base) > 1 else mine
+        spread = f", mean of {len(values)} seeds ({min(values):.4g} to {max(values):.4g})" * (len(values) > 1)
+        lead = f"the config of the verdict has {select} {sum(values) / len(values):.4g} at lr {best['peak_lr']:.4g}{spread}"
+    else:
+        lead = f"{'lowest' if sign > 0 else 'highest'} {select} {best['best_value']:.4g}"
+        if best["state"] in ("running", "stopped"):
+            state = "stopped" if best["state"] == "stopped" else "now"
+            lead += f", so far and of a run that is {state} at {best['steps_run']:,} of {best['total_steps']:,} steps,"
+        elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
+            lead += ", of the full-length runs that stayed finite,"
+        lead += f" in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
+        lead += f" (mean of {len(there)} seeds there: {sum(there) / len(there):.4g})" * (len(there) > 1)
+    if mine and own != best["peak_lr"]:
+        seeds = f" (mean of {len(mine)} seeds)" * (len(mine) > 1)
+        lead += f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{seeds}"
+        lead += ": one seed each, by itself no reason to change" * (
+            len(mine) == len(there) == 1 and best["trial"] not in kept
+        )
+    return lead
+
+
+def _by_seed(rows: Sequence[Mapping[str, Any]], like: Mapping[str, Any], lr: Any) -> list[float]:
+    """Return one value a seed of the runs at a learning rate that were trained to their end, as long as another and as it but for the seed."""
+    peers = [r for r in rows if r["peak_lr"] == lr and r["state"] == "complete" and same_config(r, like)]
+    return list({row["seed"]: row["best_value"] for row in peers}.values())
