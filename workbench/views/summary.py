@@ -116,7 +116,7 @@ def _best(record: StudyRecord | TrialRecord) -> str:
     return lead
 
 
-def _by_seed(rows: Sequence[Mapping[str, Any]], like: Mapping[str, Any], lr: Any) -> list[float]:
+def _by_seed(rows: Sequence[Mapping[Any, Any]], like: Mapping[Any, Any], lr: Any) -> list[float]:
     """Return one value a seed of the runs at a learning rate that were trained to their end, as long as another and as it but for the seed."""
     peers = [r for r in rows if r["peak_lr"] == lr and r["state"] == "complete" and same_config(r, like)]
     return list({row["seed"]: row["best_value"] for row in peers}.values())
