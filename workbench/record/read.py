@@ -293,8 +293,7 @@ def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
 
 
 def diagnosed(path: Path) -> tuple[float, list[int], list[int]]:
-    """Return the lr from which on the study's diagnosis found training unstable, the trials of the config that it ends with, and those of the baseline that they
-    were held against; infinite and none without one."""
+    """Return the lr from which on its diagnosis found training unstable, the trials of the config that it ends with, and the baseline's; infinite and none without one."""
     with suppress(RecordError, ValueError, KeyError, TypeError, AttributeError):
         found = read_json(path / "diagnosis.json")
         lr = next((f["value"] for f in found["findings"] if f["code"] == "lr.unstable"), None)
