@@ -1,6 +1,6 @@
 """What goes wrong in a cluster of workers and parameter servers: who failed, and what became of a closure."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from workbench.errors import ClusterError, WorkbenchError
@@ -21,25 +21,24 @@ class ClosureInputError(WorkbenchError):
     """An argument of a closure could not be built on its worker, such as a per-worker dataset; `__cause__` says why."""
 
 
+@dataclass(eq=False)
 class NotHeldError(ClosureInputError):
     """The worker of this index does not hold what a closure needs, by the id of the resource."""
 
-    def __init__(self, worker: int, resource: int) -> None:
-        super().__init__(worker, resource)  # these two make it again where it was pickled
-        self.worker = worker
-        self.resource = resource
+    worker: int
+    resource: int
 
     def __str__(self) -> str:
         """Say what is missing, and why."""
         return f"Worker {self.worker} does not hold resource {self.resource}: its container was deleted on the coordinator."
 
 
+@dataclass(eq=False)
 class GivenUpError(ClusterError):
-    """A function cost every worker that ran it its life; `workers` are those that died, in order."""
+    """A function cost every worker that ran it its life."""
 
-    def __init__(self, function: str, workers: Sequence[int]) -> None:
-        super().__init__(function, list(workers))  # these two make it again where it was pickled
-        self.function, self.workers = function, list(workers)
+    function: str
+    workers: list[int]  # those that died, in order
 
     def __str__(self) -> str:
         """Name it, and say what ends a process."""
@@ -63,14 +62,13 @@ class OutOfRangeError(WorkbenchError):
     """A per-worker dataset ended while a closure asked for its next batch (T7.5)."""
 
 
+@dataclass(eq=False)
 class UnavailableError(ClusterError):
     """A task of the cluster does not answer: a worker's death is recovered from, that of a "ps" ends training (T10.1, T10.2)."""
 
-    def __init__(self, job: Job, index: int, why: str = "its process is gone") -> None:
-        super().__init__(job, index, why)  # these three make it again where it was pickled
-        self.job: Job = job
-        self.index = index
-        self.why = why
+    job: Job
+    index: int
+    why: str = "its process is gone"
 
     def __str__(self) -> str:
         """Name the task, and what can be done."""

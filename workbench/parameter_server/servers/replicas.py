@@ -27,9 +27,7 @@ class Replica:
     versions: list[int]  # of the blocks, as they were last pulled
     config: TrainConfig
     restored: int  # how often the module had been restored when its buffers were taken over
-    marks: dict[
-        str, tuple[int, int]
-    ]  # of each placed parameter: where its values lie, and how often it was written in place
+    marks: dict[str, tuple[int, int]]  # of the placed parameters, see `marks_of`
     updates: int = 0  # that were pushed from here: whose batches its buffers have seen
     revision: int = 0  # of what the coordinator noted last
 
@@ -51,7 +49,7 @@ class Replica:
 
 
 def marks_of(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return what a parameter has another of once it was written in place, cast, moved or replaced."""
+    """Return where each parameter's values lie, and how often it was written in place: another once it was written, cast, moved or replaced."""
     return {key: (each.data_ptr(), each._version) for key, each in module.named_parameters()}
 
 
