@@ -4,6 +4,7 @@ import contextlib
 import copy
 import types
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -125,21 +126,20 @@ class PlacedModule:
     def pull(self) -> Replica:
         """Return this worker's replica with the newest values."""
         replica = self._replica()
-        *replica.versions[:], revision = self._pull([*self.places, self.settings], replica.parameters)
+        *replica.versions[:], revision = self.pull_into(replica.parameters, self.settings)
         if revision != replica.revision:  # restored or reconfigured on the coordinator
             replica.adopt(self._plane.ask(self.settings.server, "noted", self.settings.block), revision)
         for table in remote_tables(replica.module):
             table.gradient()  # of what was looked up before, which nobody wants
         return replica
 
-    def pull_into(self, parameters: Mapping[str, Tensor]) -> list[int]:
-        """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks."""
-        return self._pull(self.places, parameters)
-
-    def _pull(self, places: Sequence[Place], parameters: Mapping[str, Tensor]) -> list[int]:
-        held = [*self.parts.values(), []]
+    def pull_into(self, parameters: Mapping[str, Tensor], *beside: Place) -> list[int]:
+        """Copy the newest values into flat tensors by the parameters' names; returns the versions of the blocks, and of those beside."""
+        held = [*self.parts.values(), *([] for _ in beside)]
         with taking("pull_s"):
-            return self._plane.pull_into(places, lambda k, values: scatter(held[k], values, parameters))
+            return self._plane.pull_into(
+                [*self.places, *beside], lambda k, values: scatter(held[k], values, parameters)
+            )
 
     def push(self, replica: Replica) -> list[int]:
         """Send the replica's gradients to the servers, clipped at the config's max_grad_norm; returns the new versions.
@@ -315,9 +315,9 @@ class PlacedModule:
         """Return how many values of which parameters lie in each block."""
         found: dict[str, dict[str, int]] = {}
         for place, held in zip(self.all_places, self.stretches(), strict=True):
-            sizes = found.setdefault(place.block, {})
+            sizes = found[place.block] = Counter[str]()
             for part in held:
-                sizes[part.parameter] = sizes.get(part.parameter, 0) + part.size
+                sizes[part.parameter] += part.size
         return found
 
     @property
