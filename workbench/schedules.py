@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from workbench.config import TrainConfig
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, in_one_line
 
 __all__ = ["lr_values", "prepend_warmup"]
 
@@ -97,12 +97,12 @@ def lr_values(config: TrainConfig) -> np.ndarray:
     lr = schedule_of(config)
     try:
         values = np.array([lr(step) for step in range(config.total_steps)], dtype=np.float64)
-    except TypeError as error:
-        if "is not an Optimizer" not in str(error):
-            raise
+    except ConfigError:
+        raise
+    except Exception as error:  # of the person's own function
         raise ConfigError(
-            f"schedule={config.to_dict()['schedule']!r} makes a scheduler of torch: call its parameter optimizer, as in "
-            "schedule=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, ...)."
+            f"schedule={config.to_dict()['schedule']!r} raised {in_one_line(error)}. A function of progress in [0, 1] returns a factor of the learning rate; one "
+            "that makes a scheduler of torch has a parameter called optimizer: schedule=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, ...)."
         ) from error
     bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if bad.size:
