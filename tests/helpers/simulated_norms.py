@@ -38,4 +38,4 @@ def row(devices: int, *, shards: str = "dealt", spread: float = 0.01, missing: f
     own = list(np.roll(np.linspace(1 - spread / 2, 1 + spread / 2, devices), 1))  # the first device is not the best
     losses = {"own": own, "average": 1.0, "merged": 1.0, "whole": 1.0}
     return {"devices": devices, "examples": 128 // devices, "shards": shards, "apart": spread, "step_apart": spread,
-            "missing": missing, "average_error": missing, "merged_error": 0.0, "batches": 20, "losses": losses}  # fmt: skip
+            "missing": missing, "batches": 20, "losses": losses}  # fmt: skip

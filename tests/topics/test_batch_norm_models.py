@@ -563,8 +563,6 @@ def test_sorted_shards_are_missing_the_spread_of_the_means(rows: dict[tuple[str,
     row = rows["sorted", 4]
     spread = float(np.var([0.0, APART, 2 * APART, 3 * APART]))
     assert row["missing"] == pytest.approx(spread / (spread + 1) / 3, rel=0.05)
-    assert row["average_error"] > 0.5
-    assert row["merged_error"] < 0.1
     losses = row["losses"]
     assert abs(losses["merged"] / losses["whole"] - 1) < 0.05
     assert max(losses["own"]) / losses["whole"] > 1.2

@@ -303,7 +303,7 @@ def _split_batch(
     own: list[dict[str, Moments]] = [{} for _ in range(count)]
     merged: dict[str, MergedStatistics] = {}
     together: dict[str, Moments] = {}
-    shares: dict[str, list[float]] = {"step": [0.0], "missing": [], "average": [], "merged": []}
+    steps, missing = [0.0], list[float]()
     for name, each in parts.items():
         momentum, eps = layers[name].momentum, layers[name].eps
         for device in range(count):
@@ -311,16 +311,12 @@ def _split_batch(
             own[device][name] = calls.average(momentum)
         merged[name] = found = merge_statistics([one[name][0] for one in own], [one[name][1] for one in own])
         together[name] = whole[name].average(momentum)
-        truth = together[name][1]
-        shares["step"].append(float((_step_spread(each, count) / np.maximum(truth, eps)).mean()))
-        shares["missing"].append(float((found.spread / np.maximum(found.variance, eps)).mean()))
-        for kind, variance in (("average", found.average_variance), ("merged", found.variance)):
-            shares[kind].append(float(np.square((variance - truth) / np.maximum(truth, eps)).mean()))
+        steps.append(float((_step_spread(each, count) / np.maximum(together[name][1], eps)).mean()))
+        missing.append(float((found.spread / np.maximum(found.variance, eps)).mean()))
     loss = _loss_function(session)
     return {
-        "devices": count, "examples": examples, "apart": math.sqrt(max(shares["missing"])),
-        "step_apart": math.sqrt(max(shares["step"])), "missing": max(shares["missing"]),
-        "average_error": math.sqrt(max(shares["average"])), "merged_error": math.sqrt(max(shares["merged"])),
+        "devices": count, "examples": examples, "apart": math.sqrt(max(missing)),
+        "step_apart": math.sqrt(max(steps)), "missing": max(missing),
         "losses": {
             "own": [loss(model, each) for each in own],
             "average": loss(model, {name: (m.mean, m.average_variance) for name, m in merged.items()}),
