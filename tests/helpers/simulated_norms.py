@@ -11,7 +11,7 @@ from tests.helpers.simulated_records import evaluations, record, trial
 
 STEPS = 40
 HEALTHY: dict[str, Any] = {
-    "layers": 2, "synchronised": 0, "asked": None, "examples": 64, "values": 4096, "step": 40,
+    "layers": 2, "asked": None, "examples": 64, "values": 4096, "step": 40,
     "ema": [{"layer": "1", "momentum": 0.1, "batches": 400, "warm": 1 - 0.9**400}],
     "estimate": {"batches": 20, "layers": [{"layer": "1", "shift": 0.03, "noise": 0.01}], "loss": {"stored": 0.5, "anew": 0.5}},
 }  # fmt: skip

@@ -35,7 +35,7 @@ from workbench.topics.batch_norm.statistics import (
 )
 from workbench.train.batches import eval_batches, train_batches
 from workbench.train.checkpoint import load_model
-from workbench.train.distributed.batch_norm import LayerStatistics, SynchronisedBatchNorm
+from workbench.train.distributed.batch_norm import LayerStatistics
 from workbench.train.distributed.merge_statistics import MergedStatistics, merge_statistics
 from workbench.train.evaluation import evaluate
 from workbench.train.forward import autocast
@@ -183,7 +183,6 @@ def _model_facts(model: nn.Module, seen: Mapping[str, BatchStatistics] | None, *
         "unused": len(layers) - len(used),
         "frozen_new": [name for name in frozen if layers[name].running_mean is not None and _is_new(layers[name])],
         "refused": refused,
-        "synchronised": sum(isinstance(m, (SynchronisedBatchNorm, nn.SyncBatchNorm)) for m in layers.values()),
         "asked": max(asked, default=None),
         "examples": min((_usual(each.examples) for each in seen.values()), default=None),
         "independent": min((n for each in seen.values() if (n := each.independent) is not None), default=None),
