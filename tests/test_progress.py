@@ -132,7 +132,22 @@ def test_a_stage_has_the_number_of_its_part_in_the_plan(tmp_path: Path, monkeypa
             session.stage(part, detail)
         assert len(said) == 2, "nothing of the search was asked for yet"
         session.trial(session.config, stage="lr_sweep")
-    assert said == ["1 of 3: baseline", "3 of 3: proof under 2 fresh seeds", "2 of 3: search: learning rates"]
+    assert said == ["1 of 3: baseline", "3 of 3: proof under 2 fresh seeds", "3 of 3: search again: learning rates"]
+
+
+@pytest.mark.parametrize(("reached", "told"), [
+    ("baseline", ["3 of 3: search and proof under 2 fresh seeds: left out, a fault comes first"]), ("proof", []),
+])  # fmt: skip
+def test_parts_that_never_begin_are_told_at_the_end(
+    reached: str, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(ProgressBar, "status", lambda _, text, more="": said.append(text))
+    with open_session(small_workload(), stem="lr_sweep", settings={}, out=tmp_path / "s") as session:
+        session.plan(4.0, ("baseline", "search", "proof under 2 fresh seeds"))
+        session.stage(reached)
+        session.left_out("a fault comes first")
+    assert said[1:] == told
 
 
 def test_where_a_time_is_given_the_end_is_what_it_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,14 @@ def test_what_could_not_be_measured_is_never_well() -> None:
             {
                 "adopted": True, "changed": ["peak_lr"], "own": {"peak_lr": 0.1}, "candidate": "lr 0.2",
                 "config": {"peak_lr": 0.2, "select": "loss"}, "baseline": {"loss": 0.5}, "recommended": {"loss": 0.25},
+                "proof": {"seeds": [1, 2], "planned": 3, "arms": [{"chance": 0.004}]},
+            },
+            "Change peak_lr 0.1 → 0.2: loss 0.5 → 0.25, p = 0.004 over 2 of 3 seeds, enough to be clear.",
+        ),
+        (
+            {
+                "adopted": True, "changed": ["peak_lr"], "own": {"peak_lr": 0.1}, "candidate": "lr 0.2",
+                "config": {"peak_lr": 0.2, "select": "loss"}, "baseline": {"loss": 0.5}, "recommended": {"loss": 0.25},
             },
             "Try peak_lr 0.1 → 0.2, not proven: loss 0.5 → 0.25, one seed.",
         ),

@@ -252,7 +252,7 @@ def prove(
     shown = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
     mean = f"{select} of the selected checkpoints, mean over {len(seeds)} fresh seeds: {np.mean(values):.4g}"
     return {
-        "select": select, "seeds": seeds, "candidate": values, "arms": rows,
+        "select": select, "seeds": seeds, "planned": record.facts.get("proof_seeds"), "candidate": values, "arms": rows,
         "learned": sign * float(np.mean(starts)) - best if starts else None, "level": limit, "wins": wins,
         "said": f"{mean} against {shown}.", "verdict": verdict,
     }  # fmt: skip

@@ -180,7 +180,9 @@ def _gain(found: Mapping[str, Any]) -> str:
     if select not in before or select not in after:
         return ""
     chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
-    sure = f", {p_words(max(chances))} over {len(proof['seeds'])} seeds" if chances else ", one seed"
+    made, planned = len(proof.get("seeds", ())), proof.get("planned") or 0
+    of = f"{made} of {planned} seeds, enough to be clear" if made < planned else f"{made} seeds"
+    sure = f", {p_words(max(chances))} over {of}" if chances else ", one seed"
     at, later = "", ""
     if end := found.get("at_end"):
         first, last = (f"{step:,}" for step in end["best_steps"])

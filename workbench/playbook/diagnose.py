@@ -21,7 +21,7 @@ from workbench.errors import WorkloadError
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK
 from workbench.playbook.plan import SEARCH_RUNS, plan_diagnosis
-from workbench.playbook.verdict import diagnose_record, with_report
+from workbench.playbook.verdict import diagnose_record, why_left_out, with_report
 from workbench.progress import in_script, interruptible
 from workbench.record.folder import read_json, write_json
 from workbench.record.roles import Role
@@ -333,6 +333,7 @@ def diagnose(
         walk.run(session, [part.name for part in plan.stages])
         record = session.record
         diagnosis = diagnose_record(record)
+        session.left_out(why_left_out(diagnosis))
         write_json(record.path / "diagnosis.json", diagnosis.to_dict())
     return with_report(record.path, diagnosis, told=told)
 

@@ -19,6 +19,7 @@ from workbench.workloads.base import Workload
 SEARCH_RUNS = 12.0
 """Baseline runs that learning rates and instability take, about: 7 where a run has 4,000 updates, 9 to 19 where it has a few hundred (measured)."""
 PROGRAM_RUNS = 5.0
+CLEAR_SEEDS = 2  # of a program's proof, which ends after so many where they are clear
 """Those that they take for a program, whose sweep begins at its own lr: what own scripts took (rule of thumb)."""
 _TIMED = 16
 """Updates that are timed; the lower quartile of the later half counts: the first ones warm up, and other work only adds (rule of thumb)."""
@@ -72,10 +73,14 @@ class Plan:
         """Return the plan as a table of lines."""
         least = "" if self.steps == self.whole else f" of {self.whole:,}: a first look"
         taken = "" if self.run_s is None else f", {_seconds(self.run_s)} by itself"
-        length = "" if not self.steps else f": runs of {self.steps:,} updates{least}{taken}"
+        length = (
+            ": the first run shows how many updates it makes, and how long that takes"
+            if not self.steps
+            else f": runs of {self.steps:,} updates{least}{taken}"
+        )
         lines = [
             f"Plan for {self.name}{length}",
-            f"  runs     updates{'    time' * (self.run_s is not None)}  what for",
+            f"  runs{'     updates' * bool(self.steps)}{'    time' * (self.run_s is not None)}  what for",
         ]
         for number, stage in enumerate(self.stages, start=1):
             lines.append(f"{self._priced(stage.runs)}  {number}. {stage.name}: {stage.tells}")
@@ -99,8 +104,8 @@ class Plan:
 
     def _priced(self, runs: float) -> str:
         time = "" if self.run_s is None else f" {_seconds(runs * self.run_s):>7}"
-        updates = "" if not self.steps else f"{round(runs * self.steps):,}"
-        return f"{runs:6.3g} {updates:>11}{time}"
+        updates = "" if not self.steps else f"{round(runs * self.steps):>12,}"
+        return f"{round(runs, 1):6g}{updates}{time}"
 
 
 def plan_diagnosis(
@@ -147,12 +152,12 @@ def plan_program(budget: Budget, *, seeds: int) -> Plan:
     """Return what the diagnosis of a program with the same arguments will run, in runs: only the first one shows their length."""
     budget.check_whole()
     late = [f"{_LATE}, where a run takes longer than a third of {budget.text}"] if budget.seconds < math.inf else []
-    stages, missing = _stages(budget, budget.runs, seeds, late, search=PROGRAM_RUNS)
+    stages, missing = _stages(budget, budget.runs, seeds, late, search=PROGRAM_RUNS, clear=CLEAR_SEEDS)
     return Plan(name="the command", budget=budget.text, steps=0, whole=0, run_s=None, stages=stages, unmeasured="; ".join(missing), default=budget.default, paid=budget.runs)  # fmt: skip
 
 
 def _stages(
-    budget: Budget, runs: float, proof_seeds: int, missing: list[str], *, search: float
+    budget: Budget, runs: float, proof_seeds: int, missing: list[str], *, search: float, clear: float = math.inf
 ) -> tuple[list[Stage], list[str]]:
     """Return the parts that so many runs pay for, and what stays unmeasured."""
     seeds = Budget(budget.text, runs).seeds(proof_seeds)
@@ -160,11 +165,18 @@ def _stages(
     search = max(min(search, runs - 1 - proof), 0.0)
     stages = [Stage(name="baseline", runs=1.0, tells="faults that show while it trains")]
     if search:
-        stages.append(Stage(name="search", runs=search, tells="best and unstable learning rate, warmup, clipping"))
+        stages.append(
+            Stage(
+                name="search",
+                runs=search,
+                tells="best and unstable learning rate; warmup and clipping where it starts badly",
+            )
+        )
     else:
         missing.append("other learning rates, and how far yours is from instability (from 2x on)")
+    few, enough = (f"{clear} or ", f" ({clear} are enough where they are clear)") if clear < seeds else ("", "")
     if proof:
-        stages.append(Stage(name=f"proof under {seeds} fresh seeds", runs=proof, tells="whether a config that looks better is; left out where none does"))  # fmt: skip
+        stages.append(Stage(name=f"proof under {few}{seeds} fresh seeds", runs=proof, tells=f"whether a config that looks better is{enough}; left out where none does"))  # fmt: skip
     elif proof_seeds > 1:
         missing.append("a proof under fresh seeds (from 8x on)")
     return stages, missing

@@ -22,8 +22,8 @@ from workbench.findings.answers import is_unproved
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import as_first_look
-from workbench.playbook.plan import PROGRAM_RUNS, plan_program
-from workbench.playbook.verdict import held_to_the_end, with_report
+from workbench.playbook.plan import CLEAR_SEEDS, PROGRAM_RUNS, plan_program
+from workbench.playbook.verdict import held_to_the_end, why_left_out, with_report
 from workbench.programs.command import Command, check_command
 from workbench.programs.on_ray import on_ray
 from workbench.programs.session import ProgramSession, metric_of, open_program
@@ -158,6 +158,7 @@ def walk(
             session.facts(processes=given.remark)
         record = session.record
         diagnosis = judge_program(record)
+        session.left_out(why_left_out(diagnosis))
         write_json(record.path / "diagnosis.json", diagnosis.to_dict())
     return with_report(record.path, diagnosis, told=told)
 
@@ -176,13 +177,13 @@ def _walk(session: ProgramSession, seeds: int) -> None:
         _search(session, proves=seeds > 1)
     session.budget.reserved = 0.0
     if seeds > 1:
-        _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
+        _prove_best(session, Proof(seeds=seeds, clear_seeds=CLEAR_SEEDS))
     if seeds > 1 and session.budget.ended:  # what no proof needed, or a clear one left
         session.budget.go_on()
         with suppress(BudgetSpent):
             _search(session, proves=True)
         if not any(session.record.trials["stage"] == Role.PROOF):
-            _prove_best(session, Proof(seeds=seeds, clear_seeds=2))
+            _prove_best(session, Proof(seeds=seeds, clear_seeds=CLEAR_SEEDS))
 
 
 def _search(session: ProgramSession, *, proves: bool) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 from workbench.config import is_callable_name
 from workbench.curves.judged import judged
 from workbench.curves.minimised import judged_without_loss
+from workbench.curves.seed_comparison import by_faults
 from workbench.curves.trial_curves import RecordLike
+from workbench.findings.answers import is_unproved
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK, as_first_look
@@ -120,6 +122,18 @@ def _nothing_trained(record: StudyRecord, before: Diagnosis) -> str | None:
     if preflight.get("nonfinite_loss"):
         return "the loss is not finite before any update, so nothing was trained"
     return None
+
+
+def why_left_out(diagnosis: Diagnosis) -> str:
+    """Return why parts of a plan never began, of a study that has come to its end."""
+    unproved = is_unproved(diagnosis.recommendation or {})
+    return (
+        "a fault comes first"
+        if by_faults(diagnosis)
+        else "the budget is spent"
+        if unproved
+        else "no config looks better"
+    )
 
 
 def with_report(folder: Path, diagnosis: Diagnosis, *, told: bool) -> Diagnosis:

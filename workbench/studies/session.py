@@ -76,6 +76,7 @@ class Session:
                 )
         self._stage, self._at, self._planned = "", "", 0.0
         self._parts: tuple[str, ...] = ()
+        self._reached = 0  # number of the last part that began
         if "replaced" in writer.record.facts:  # these trials are not asked for again
             trials = StudyRecord(writer.record.path).trials
             self._seen |= set(trials["trial"][trials["stage"] == Role.REPLACED].astype(int))
@@ -101,10 +102,17 @@ class Session:
         self._at = detail or part
         for number, name in enumerate(self._parts, start=1):
             if name.startswith(part):
-                self._stage = f"{number} of {len(self._parts)}: {name}{detail and f': {detail}'}"
+                more, again = detail and f": {detail}", " again" * (number < self._reached)  # with what a proof left
+                self._reached = max(number, self._reached)
+                self._stage = f"{self._reached} of {len(self._parts)}: {name}{again}{more}"
                 if not detail:
                     self._expect()
                     self._bar.status(self._stage)
+
+    def left_out(self, why: str) -> None:
+        """Say which parts of the plan never began, and why."""
+        if rest := self._parts[self._reached :]:
+            self._bar.status(f"{len(self._parts)} of {len(self._parts)}: {' and '.join(rest)}: left out, {why}")
 
     @property
     def device(self) -> torch.device:
