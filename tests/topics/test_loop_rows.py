@@ -165,3 +165,35 @@ def test_the_softmax_of_a_loss_over_the_examples_of_a_batch_is_found(axes: str, 
             optimizer.step()
     found = run.diagnose()["loop.batch_dependence"]
     assert (found.status, "over axis 0" in found.summary) == (status, status == "warn"), found.summary
+
+
+@pytest.mark.parametrize(
+    ("place", "said", "limit"),
+    [("before", "before the backward pass", None), ("between", "between backward and step", 1.0), ("after", "after the step", None)],
+)  # fmt: skip
+def test_a_threshold_is_in_force_only_where_a_step_uses_what_it_clips(
+    place: str, said: str, limit: float | None, tmp_path: Path
+) -> None:
+    """A learning rate that falls out of sight does not stretch the axis of loss and gradient norm."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "loop") as run:
+        for step in range(30):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 3)).square().mean()
+            for call in ("before", "between", "after"):
+                if call == "between":
+                    loss.backward()
+                if call == "after":
+                    optimizer.step()
+                if call == place:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.param_groups[0]["lr"] = 0.1 ** (step + 1)
+    diagnosis, record = run.diagnose(), wb.open(tmp_path / "loop")
+    assert said in diagnosis["clipping.after_step"].summary
+    assert record.config["max_grad_norm"] == limit
+    assert diagnosis["clipping.aggressive"].applies is (limit is not None)
+    axes = wb.loop.plot(record)
+    assert any("clipped above" in text.get_text() for text in axes.get_legend().get_texts()) is (limit is not None)
+    assert axes.get_ylim()[0] > 1e-9

@@ -27,9 +27,24 @@ def own_optimizer(params: Any, lr: float) -> Any:
 
 
 def own_threshold(loop: Mapping[str, Any]) -> float | None:
-    """Return the threshold that a loop clips the norm of its gradients at, the one that it uses most; None where it does not clip it."""
+    """Return the threshold that a loop clips the norm of its gradients at, the one that it uses most; None where it clips none that a step uses."""
+    orders = loop["order"].get("orders", {})
+    if 2 * sum(count for text, count in orders.items() if clips_late(text.split())) > sum(orders.values()) > 0:
+        return None
     limits = [key.split() for key in loop["order"]["limits"]]
     return next((float(limit) for kind, limit in limits if kind == "clip" and 0 < float(limit) < math.inf), None)
+
+
+def plain_call(call: str) -> str:
+    """Return a call of an update's order without its count and the parentheses of a group."""
+    return call.strip("()").partition("*")[0].strip(")")
+
+
+def clips_late(calls: Sequence[str]) -> bool:
+    """Tell whether gradients are clipped first before any backward pass of an update: after the last step, or before there is a gradient."""
+    names = [plain_call(call) for call in calls]
+    before = names[: names.index("backward")] if "backward" in names else names
+    return "clip" in before or "clip_value" in before
 
 
 def own_config(

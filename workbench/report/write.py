@@ -129,10 +129,13 @@ def _advice(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     steps = next_steps(record, diagnosis)
     done = [step for step in steps if step.done]
     tried = [step for step in steps if step.tried and not step.done]
+    to_try = [step for step in steps if not step.done and not step.tried]
+    if {shown_line(step.line) for step in to_try} <= {*summary_rows(record, diagnosis).get("Next", "").splitlines()}:
+        to_try = []  # the head tells all of it
     return {
         name: "; ".join(_DONE.get(step.line, step.line.rstrip(".")) for step in those)
         for name, those in (("done", done), ("tried", tried))
-    } | {"to_try": [step for step in steps if not step.done and not step.tried]}
+    } | {"to_try": to_try}
 
 
 _SHOWN = {"noise": "noise between evaluations", "best_step": "step of the selected checkpoint"}

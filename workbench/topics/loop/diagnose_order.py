@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from workbench.findings.finding import Codes, Finding, named
+from workbench.programs.own_config import clips_late, plain_call
 from workbench.topics.loop.known import at, where_known
 
 ORDER_CODES = Codes({
@@ -128,7 +129,7 @@ def _kept(optimizers: Facts, evidence: Facts, share: float) -> Finding:
 
 def _zeroed(orders: Mapping[tuple[str, ...], int], facts: Facts, evidence: Facts, share: float) -> Finding:
     def after(tokens: tuple[str, ...]) -> bool:
-        plain = [_plain(token) for token in tokens]
+        plain = [plain_call(token) for token in tokens]
         zeros = [i for i, token in enumerate(plain) if token in ("zero", "zero0")]
         passes = [i for i, token in enumerate(plain) if token == "backward"]
         return bool(zeros and passes and zeros[-1] > passes[-1])
@@ -187,11 +188,6 @@ def _unfolded(tokens: tuple[str, ...]) -> list[str]:
     """Return calls one by one, what is repeated as often as it is made."""
     text = re.sub(r"\(([^)]*)\)\*(\d+)", lambda m: " ".join([m[1]] * int(m[2])), " ".join(tokens))
     return re.sub(r"(\S+)\*(\d+)", lambda m: " ".join([m[1]] * int(m[2])), text).split()
-
-
-def _plain(token: str) -> str:
-    """Return a call without its count and the parentheses of a group."""
-    return token.strip("()").partition("*")[0].strip(")")
 
 
 def _repeated(optimizers: Facts, lines: Mapping[str, str], evidence: Facts, share: float) -> Finding:
@@ -256,7 +252,7 @@ def _clipping(
     total = sum(orders.values())
     plain: Counter[tuple[str, ...]] = Counter()
     for tokens, count in orders.items():
-        plain[tuple(_plain(t) for t in tokens)] += count
+        plain[tuple(plain_call(t) for t in tokens)] += count
     clips = ("clip", "clip_value")
     used = [tokens for tokens in plain if set(clips) & set(tokens)]
 
@@ -267,13 +263,15 @@ def _clipping(
         since = tokens[_first(tokens, "scale") :]  # what is before belongs to a second optimizer's last step
         return bool(since) and _first(since, *clips) < _first(since, "unscale")
 
-    late, scaled = part(lambda tokens: _first(tokens, *clips) < _first(tokens, "backward")), part(still_scaled)
+    late, scaled = part(clips_late), part(still_scaled)
+    early = part(lambda tokens: clips_late(tokens) and "forward" in tokens[: _first(tokens, *clips)])
+    when = "before the backward pass" if 2 * early > late else "after the step"
     say: Say = partial(ORDER_CODES.finding, "clipping.after_step", evidence=evidence)
     where = at(lines, "clip", "clip_value")
     if not used:
         after = say("ok", "Does not apply: gradients are not clipped by torch's functions.")
     elif late > share:
-        after = say("fail", f"Gradients are clipped after the step, or before the backward pass, in {late:.0%} of the updates{where}: the clipping changes nothing.", value=late,
+        after = say("fail", f"Gradients are clipped {when} in {late:.0%} of the updates{where}: the clipping changes nothing.", value=late,
                     unit="share of updates", threshold=share, advice=["Clip between loss.backward() and optimizer.step()."])  # fmt: skip
     else:
         after = say("ok", "Gradients are clipped between backward and step.", value=late)

@@ -32,6 +32,8 @@ _LINES = (
     ("grad_norm", "gradient norm", BAD, "--"),
     ("lr", "learning rate", BASELINE, ":"),
 )
+_FALL = 1e4
+"""Factor by which a learning rate falls within the picture: further down it trains nothing, and the axis would hold nothing else (rule of thumb)."""
 
 
 def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "page", ax: Axes | None = None) -> Axes:  # noqa: ARG001
@@ -46,6 +48,7 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "pag
     """
     with drawing(ax, size, (6.8, 3.6)) as axes:
         steps = rows_of(record)
+        least = np.inf  # of what is drawn beside the learning rate
         drawn = 0  # curves beside the learning rate, which alone says nothing of a run
         for column, label, colour, style in _LINES:
             if column not in steps:
@@ -53,11 +56,14 @@ def plot_loop(record: RecordLike, diagnosis: object = None, *, size: Size = "pag
             values = steps[column].to_numpy(dtype=np.float64, na_value=np.nan)
             positive = np.where(values > 0, values, np.nan)
             if np.isfinite(positive).any():
+                if column == "lr":
+                    positive[positive < min(least, np.nanmax(positive)) / _FALL] = np.nan
                 there = ~passed_over(steps) | np.isfinite(values)
                 look = {"linestyle": style} if there.all() else POINTS
                 told = label if there.all() else f"{label} ({there.sum():,} of {there.size:,})"
                 draw_curve(axes, steps["step"].to_numpy()[there], positive[there], label=told, color=colour, **look)
                 drawn += column != "lr"
+                least = min(least, np.nanmin(positive))
         if not drawn:
             return not_measured(axes, "no update has a loss or a gradient norm above 0")
         limit = max_grad_norm_of(record.config)

@@ -83,7 +83,9 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
     if study.config.get("max_grad_norm") is None and (values := clipped_values(record)) is not None:
         yield values
     elif study.config.get("max_grad_norm") is None:
-        yield CLIPPING.finding("clipping.aggressive", "ok", "Does not apply: gradients are not clipped by their norm.")
+        yield CLIPPING.finding(
+            "clipping.aggressive", "ok", "Does not apply: no update is made with gradients clipped by their norm."
+        )
     elif "grad_norm" not in steps:
         reason = "no gradient norm was recorded, as of parameters that are spread over processes"
         yield CLIPPING.not_measured("clipping.aggressive", reason)

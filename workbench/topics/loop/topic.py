@@ -16,14 +16,11 @@ __all__ = ["diagnose", "judge", "plot"]
 
 
 def _limit(record: Any, diagnosis: Diagnosis) -> str:
-    """Return the threshold that gradients are clipped at; "" where there is none, or it is none of the update's gradients that are clipped."""
+    """Return the threshold that gradients are clipped at, and in how many updates; "" where there is none."""
     limit = max_grad_norm_of(record.config)
-    late = any(f.code == "clipping.after_step" and f.status in ("warn", "fail") for f in diagnosis.findings)
-    return (
-        ""
-        if limit is None or late
-        else f"Gradients are clipped at a norm of {limit:g}, below which most updates should lie."
-    )
+    found = next((f.value for f in diagnosis.findings if f.code == "clipping.aggressive"), None)
+    often = "" if found is None else f", in {found:.0%} of the updates"
+    return "" if limit is None else f"Gradients are clipped at a norm of {limit:g}{often}."
 
 
 TOPIC = Topic(
