@@ -96,8 +96,12 @@ class BatchNormStudy(Study):
                 "wb.batch_norm.Study trains other norms in this process only: take executor='local', or norms=()."
             )
         total = self._at(session, self.batch_size or session.config.batch_size)
-        arms = {VIRTUAL: self._virtual(total), HELD: self._held(session, total), SPLIT: self._split(total)}
-        arms[SWAP] = self._swap(session, total) if self.norms else []
+        tried = {VIRTUAL: self._virtual(total), HELD: self._held(session, total), SPLIT: self._split(total)}
+        tried[SWAP] = self._swap(session, total) if self.norms else []
+        arms = {
+            stage: [each for one in dict.fromkeys(ones) for each in seeded(one, one.peak_lr, self.seeds)]
+            for stage, ones in tried.items()
+        }
         flat = [TrialRequest(stage, one) for stage, configs in arms.items() for one in configs]
         done = dict(zip(((one.role, one.config) for one in flat), run_round(session, flat), strict=True))
         for stage, configs in arms.items():
@@ -121,15 +125,11 @@ class BatchNormStudy(Study):
         batch = own.eval_batch_size if own.eval_batch_size is None or own.eval_batch_size >= size else None
         return own.replace(batch_size=size, accumulate_steps=1, eval_batch_size=batch, bn_stat_examples=None)
 
-    def _seeds(self, config: TrainConfig) -> list[TrainConfig]:
-        return seeded(config, config.peak_lr, self.seeds)
-
     def _virtual(self, total: TrainConfig) -> list[TrainConfig]:
         sizes = self.stat_examples
         if sizes is None:
             sizes = [2**k for k in range(3, 32) if 2**k < total.batch_size]
-        tried = [total, *(total.replace(bn_stat_examples=size) for size in sizes if size < total.batch_size)]
-        return [each for arm in dict.fromkeys(tried) for each in self._seeds(arm)]
+        return [total, *(total.replace(bn_stat_examples=size) for size in sizes if size < total.batch_size)]
 
     def _held(self, session: Session, total: TrainConfig) -> list[TrainConfig]:
         sizes = self.batch_sizes
@@ -139,7 +139,7 @@ class BatchNormStudy(Study):
         for size in sizes:
             whole = self._at(session, size)
             arms += [whole] if size <= self.held else [whole, whole.replace(bn_stat_examples=self.held)]
-        return [each for arm in dict.fromkeys(arms) for each in self._seeds(arm)]
+        return arms
 
     def _split(self, total: TrainConfig) -> list[TrainConfig]:
         """Return the total batch on several devices: each normalises its own part, and gradients are averaged.
@@ -147,13 +147,12 @@ class BatchNormStudy(Study):
         Micro-batches stand for devices; their running statistics, by updates, are what those of the devices are on average.
         """
         fitting = [k for k in self.devices if total.batch_size % k == 0 and total.batch_size // k >= 2]
-        return [each for k in fitting for each in self._seeds(total.replace(accumulate_steps=k))]
+        return [total.replace(accumulate_steps=k) for k in fitting]
 
     def _swap(self, session: Session, total: TrainConfig) -> list[TrainConfig]:
         sizes = self.swap_batch_sizes or [size for size in (4, total.batch_size) if size <= total.batch_size]
         arms = [self._at(session, size) for size in dict.fromkeys(sizes)]
-        tried = [arm.replace(peak_lr=arm.peak_lr * factor) for arm in arms for factor in self.lr_factors]
-        return [each for arm in tried for each in self._seeds(arm)]
+        return [arm.replace(peak_lr=arm.peak_lr * factor) for arm in arms for factor in self.lr_factors]
 
     def _swapped(
         self, session: Session, configs: Sequence[TrainConfig], batch: Sequence[TrialRecord]
@@ -167,7 +166,7 @@ class BatchNormStudy(Study):
                 trainer=session.trainer, out=session.writer.path / "norms" / re.sub(r"\W", "_", norm),
                 note=f"{norm} norm in the place of batch norm, part of a study of batch norm",
             ) as part:  # fmt: skip
-                records[norm] = part.trials(list(dict.fromkeys(configs)), stage=SWAP)
+                records[norm] = part.trials(configs, stage=SWAP)
         lost, rows = metric_sign(session.record) * math.inf, list[dict[str, Any]]()
         for kind, found in records.items():
             values: dict[tuple[int, float], list[float]] = {}
