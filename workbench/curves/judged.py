@@ -132,10 +132,11 @@ def is_harmful(
 
 
 def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collection[int] | None = None) -> list[int]:
-    """Return the numbers of the trials with these config fields under any seed, or one of `seeds`, in order of their seeds."""
+    """Return the numbers of the trials with these config fields, as far as they have them, under any seed, or one of `seeds`, in order of their seeds."""
     if not len(record.trials):
         return []
-    wanted = {name: value for name, value in fields.items() if name not in ("shared_seed", "per_host_seed")}
+    known = set(record.trials) - {"shared_seed", "per_host_seed"}  # a log has few of them
+    wanted = {name: value for name, value in fields.items() if name in known}
     rows = [row for row in record.trials.to_dict("records") if seeds is None or int(row["seed"]) in seeds]
     same = [row for row in rows if all(equal(plain_cell(row[n]), v) for n, v in wanted.items())]
     return [int(row["trial"]) for row in sorted(same, key=lambda row: int(row["seed"]))]
@@ -144,7 +145,7 @@ def trials_with(record: RecordLike, fields: Mapping[str, Any], *, seeds: Collect
 def own_trials(record: RecordLike) -> list[int]:
     """Return the numbers of the trials that a person would call theirs: the record's own config, under any seed, however evaluated."""
     fixed = {name: value for name, value in record.config.items() if name not in FREE_FIELDS - {"peak_lr"}}
-    return trials_with(record, {name: value for name, value in fixed.items() if name in record.trials})
+    return trials_with(record, fixed)
 
 
 def judged_runs(record: RecordLike, stages: Collection[str], *, above: float = 0.0) -> list[dict[str, Any]]:
