@@ -435,6 +435,26 @@ def test_losses_that_are_nan_or_constant_and_runs_that_are_too_short(tmp_path: P
     assert {f.status for f in nothing if f.code.startswith(OWN)} == {"not_measured"}
 
 
+@pytest.mark.parametrize(("status", "loss"), [
+    ("warn", lambda t: math.exp(-t / 10)), ("warn", lambda t: 2.0 - 0.3 * t), ("warn", lambda t: 2.0 - 0.5 * t * t),  # lengths of the run
+    ("ok", lambda t: math.exp(-4 * t)), ("ok", lambda t: 1.0 - 0.9 * t), ("ok", lambda t: 1.0 + math.exp(-8 * t)), ("ok", lambda t: 1.0 + 0.1 * t),
+])  # fmt: skip
+def test_a_loss_that_does_not_slow_down_tells_of_a_learning_rate_that_is_too_low(status: str, loss: Callable[[float], float], tmp_path: Path) -> None:  # fmt: skip
+    """Noise of 1 % of the loss; a run of fewer than 150 updates tells nothing."""
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(0)).mul(0.01).exp().tolist()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for count, told in ((400, status), (100, "ok")):
+        with wb.watch(model, optimizer, out=tmp_path / str(count)) as run:
+            for k in range(count):
+                optimizer.zero_grad()
+                model(torch.ones(4, 1)).square().mean().backward()
+                run.log(loss=loss(k / count) * noise[k])
+                optimizer.step()
+        finding = run.diagnose()["lr.too_low"]
+        assert finding.status == told, finding.summary
+
+
 def test_a_policy_gradient_is_not_judged_by_its_loss(tmp_path: Path) -> None:
     train = importlib.import_module("tests.own_loops.reinforce").train
     assert judged(train, tmp_path / "told")["stability.early_recovers"].summary.startswith("Does not apply")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workbench.curves.judged import judged
+from workbench.curves.judged import JudgedStudy, judged
 from workbench.curves.losses import nothing_learns
 from workbench.curves.minimised import judged_without_loss
+from workbench.curves.pace import unslowed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
@@ -21,6 +24,7 @@ from workbench.topics.clipping.diagnose import CODES as CLIPPING
 from workbench.topics.clipping.diagnose import clipped_values, diagnose_clipping
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.loop.diagnose import diagnose_loop
+from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES
 from workbench.topics.one_batch.diagnose import falls_without_end
 from workbench.topics.schedule.diagnose import CODES as SCHEDULE
 from workbench.topics.schedule.diagnose import diagnose_schedule
@@ -51,6 +55,27 @@ def judge_run(record: RecordLike) -> Diagnosis:
     return replace(found, findings=causes_first(told))
 
 
+def _too_low(study: JudgedStudy, chance: float | None) -> Finding:
+    """Judge whether the loss slows down before the run ends; a run that was cut short tells nothing."""
+    say = partial(OWN_LR_CODES.finding, "lr.too_low")
+    loop = study.facts.get("loop") or {}
+    curve = next((c for c in study.curves if c.finished), None)
+    found = unslowed(curve, chance) if curve is not None and loop.get("ended", True) else None
+    if curve is None or found is None:
+        return say("ok", "The loss slows down before the run ends, or more than half of it is learned.")
+    lr = study.config.get("peak_lr")
+    at = (
+        f"The learning rate of {lr:.4g} is too low, or"
+        if isinstance(lr, float) and math.isfinite(lr)
+        else "The learning rate is too low, or"
+    )
+    return say(
+        "warn", f"{at} {len(curve.loss):,} updates are too few: the training loss falls as fast at the end as at the start, from {found['start']:.4g} in the first quarter to {found['end']:.4g} in the last, "
+        f"{max(found['learned'], 0.0):.0%} of the way from a constant output's loss to 0.", value=found["pace"], unit="of the first pace", threshold=0.8, evidence=found,
+        advice=["Try learning rates 3, 10 and 30 times as large; wb.diagnose_function and workbench diagnose -- python train.py do so."],
+    )  # fmt: skip
+
+
 def judge_watched(path: Path) -> Diagnosis:
     """Return the diagnosis of a watched run's folder, and write `diagnosis.json` into it."""
     record = open_record(path)
@@ -71,7 +96,9 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
             yield from (codes.not_measured(code, reason) for code in names)
         return
     study = judged(record)
-    yield nothing_learns(study, study.sweep())
+    table = study.sweep()
+    yield nothing_learns(study, table)
+    yield _too_low(study, table.chance)
     yield from filter(None, [falls_without_end(study)])
     for finding in diagnose_instability(study):
         if finding.code == "stability.headroom" and finding.status == "not_measured":
