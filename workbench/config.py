@@ -217,6 +217,14 @@ def is_callable_name(value: object) -> bool:
     return isinstance(value, str) and ":" in value
 
 
+def shown_name(value: str) -> str:
+    """Return the name of an optimizer or schedule as who chose it knows it: a function's own, without where it is kept."""
+    if value.startswith("workbench.programs.own_config:"):  # a stand-in
+        return "the program's own"
+    name = value.partition("#")[0].rpartition(":")[2] if is_callable_name(value) else value
+    return "your own lambda" if "<lambda>" in name else name
+
+
 def _call(name: str, arguments: Mapping[str, Any]) -> str:
     return "\n".join([f"{name}(", *(f"    {key}={value!r}," for key, value in arguments.items()), ")"])
 

@@ -241,6 +241,16 @@ def test_an_unfinished_study_decides_nothing(state: str, told: str) -> None:
     ) == (state == "stopped")
 
 
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [("adamw", "adamw"), ("_workload_mine:<lambda>#8bd91e5b", "your own lambda"), ("train:make_optimizer#1", "make_optimizer")],
+)  # fmt: skip
+def test_an_optimizer_has_the_name_that_its_owner_knows(kept: str, told: str) -> None:
+    record = study()
+    record.config["optimizer"] = kept
+    assert f"the baseline is {told}, lr" in rows(record, diagnosis())["Trained"]
+
+
 def test_what_a_record_says_is_redacted() -> None:
     nasty = Finding(code="a.b", status="fail", summary="<b>see</b> /home/ada/runs --token pw1")
     assert rows(study(), Diagnosis(findings=(nasty,)))["Found"] == "<b>see</b> ~/runs --token ***"

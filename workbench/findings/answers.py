@@ -11,6 +11,7 @@ from workbench.findings.finding import Finding, Status, p_words, worst
 
 _ALARMS = ("fail", "warn")
 _TUNED = ("lr.", "stability.")
+_FIX_FIRST = "Not decided: fix "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +42,11 @@ def answers(findings: Sequence[Finding], recommendation: Mapping[str, Any] | Non
         return ()
     findings = causes_first(findings)
     alarms = [f for f in findings if f.status in _ALARMS and not f.follows_from]
-    return (
-        _learning_rate(findings, alarms, _config(findings, recommendation)),
-        _stability(findings, alarms),
-        _broken(findings, alarms),
-        _config(findings, recommendation),
-    )
+    config = _config(findings, recommendation)
+    rate = _learning_rate(findings, alarms, config)
+    if config.text.startswith(_FIX_FIRST) and rate.status == "ok":  # what is compared with a fault decides nothing
+        rate = replace(rate, status="not_measured", text=f"{config.text} {rate.text}")
+    return (rate, _stability(findings, alarms), _broken(findings, alarms), config)
 
 
 def _of(findings: Sequence[Finding], prefix: str) -> list[Finding]:
@@ -123,7 +123,7 @@ def _broken(findings: Sequence[Finding], alarms: Sequence[Finding]) -> Answer:
     told += [f"{len(missing)} could not be made."] if missing else []
     told += [f"Good to know: {', '.join(f.code for f in mine)}."] if mine else []
     told += [f"{', '.join(f.code for f in later)}: follows from {later[0].follows_from}."] if later else []
-    status: Status = "warn" if mine else "not_measured" if missing else "ok"
+    status: Status = "not_measured" if missing else "ok"
     return Answer(question=question, status=status, text=" ".join(told))
 
 
@@ -133,15 +133,14 @@ def _config(findings: Sequence[Finding], found: Mapping[str, Any]) -> Answer:
     # who compares by rows that were trained on has decided nothing
     faults = vetoes_tuning(findings) or [f.code for f in findings if f.code == "data.leakage" and f.status == "fail"]
     if found.get("first"):
-        return Answer(question="Config", status="warn", text=f"Not decided: {found['first']}.")
+        return Answer(question="Config", status="not_measured", text=f"Not decided: {found['first']}.")
     if names:
         before, after = found.get("own") or {}, found.get("config") or {}
         changes = "; ".join(f"{name} {_change(before.get(name), after.get(name))}" for name in names)
         text = f"{f'Change {changes}' if found.get('proof') else f'Try {changes}, not proven'}{_gain(found)}."
     elif faults:
-        return Answer(
-            question="Config", status="warn", text=f"Not decided: fix {to_mend_first(findings, faults)} first."
-        )
+        text = f"{_FIX_FIRST}{to_mend_first(findings, faults)} first."
+        return Answer(question="Config", status="not_measured", text=text)
     elif is_unproved(found):
         text = f"Not proved: {found['candidate']} looks better; it is not trained under fresh seeds yet."
         return Answer(question="Config", status="not_measured", text=text)

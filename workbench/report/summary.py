@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from typing import Any
 
+from workbench.config import shown_name
 from workbench.findings.causes import listed
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import MEASUREMENTS, Finding
@@ -62,7 +63,7 @@ def _trained(record: Any) -> str:
     lrs = trials["peak_lr"][trials["state"] == "diverged"] if "peak_lr" in trials else trials["state"][:0]
     where = " at larger learning rates" if len(lrs) and lrs.min() > (config.get("peak_lr") or math.inf) else ""
     diverged = f" {counted(states['diverged'], 'run')}{where} ended non-finite." if states["diverged"] else ""
-    what = f"{config.get('optimizer') or 'the optimizer'}, lr {number_text(config.get('peak_lr'))}, batch size {number_text(config.get('batch_size'))}"
+    what = f"{shown_name(str(config.get('optimizer') or 'the optimizer'))}, lr {number_text(config.get('peak_lr'))}, batch size {number_text(config.get('batch_size'))}"
     if len(trials) == 1:
         row = trials.iloc[0]
         best = (

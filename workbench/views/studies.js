@@ -355,6 +355,7 @@ function render({ model, el }) {
     const another = open !== opened.row.path;
     open = opened.row.path;
     if (another) {
+      problems.after(detail); // what was asked for last stands first
       trials.clear();
       trialFilter.value = "";
       pair = [];
@@ -382,6 +383,7 @@ function render({ model, el }) {
     const { names, rows, said } = model.get("compared");
     comparison.hidden = !names;
     if (!names) return;
+    problems.after(comparison);
     const cell = (value) => make("td", { textContent: shown(value) });
     const head = ["", ...names].map((name) => make("th", { scope: "col", textContent: name }));
     const lines = rows.map(([what, ...values]) => make("tr", {}, make("th", { scope: "row", textContent: what }), ...values.map(cell)));

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench.config import shown_name
 from workbench.errors import UsageError, WorkbenchError
 from workbench.ledger.table import SEEDS, of_config, read_folders, same, study_row, verdict_text
 from workbench.playbook import diagnosis_of
@@ -216,12 +217,12 @@ def _select(found: Side) -> str | None:
 
 
 def _differing(name: str, values: Sequence[Any]) -> list[list[Any]]:
+    if name in ("optimizer", "schedule"):
+        values = [value and shown_name(value) for value in values]
     return [] if all(same(values[0], other) for other in values[1:]) else [[name, *map(_shown, values)]]
 
 
 def _shown(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("workbench.programs.own_config:"):  # a stand-in
-        return "the program's own"
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(to_json(value))
 
 

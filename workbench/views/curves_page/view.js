@@ -219,7 +219,8 @@ class View {
   list(lanes) {
     const stages = new Map();
     for (const lane of lanes) stages.set(lane.info.stage, [...(stages.get(lane.info.stage) || []), lane]);
-    const order = [...stages].sort((a, b) => Math.min(...a[1].map((l) => l.trial)) - Math.min(...b[1].map((l) => l.trial)));
+    const longest = (group) => Math.max(...group.map((lane) => lane.info.steps)), first = (group) => Math.min(...group.map((lane) => lane.trial));
+    const order = [...stages].sort(([, a], [, b]) => longest(b) - longest(a) || first(a) - first(b)); // whole runs before short ones
     const key = order.map(([stage, group]) => `${stage}:${group.map((lane) => lane.trial).join()}`).join("|");
     if (key !== this.legendKey) {
       this.legendKey = key;
@@ -232,7 +233,8 @@ class View {
         heading.wbTrials = trials;
         this.legend.append(heading, ...group.map((lane) => this.row(lane)));
       }
-      if (lanes.some((lane) => lane.info.state === "running")) this.legend.scrollTop = this.legend.scrollHeight; // what trains now is last
+      const now = lanes.find((lane) => lane.info.state === "running");
+      if (now) this.legend.scrollTop = this.rows.get(now.trial).row.offsetTop - this.legend.offsetTop - this.legend.clientHeight / 2;
     }
     for (const heading of this.legend.querySelectorAll(".wb-live-stage")) {
       heading.setAttribute("aria-pressed", String(this.isChosen(heading.wbTrials)));
