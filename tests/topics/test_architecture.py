@@ -16,7 +16,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor, nn, softmax
 from torch.nn import functional as F
 from torch.nn.modules import module as module_hooks
 from torch.utils.data import TensorDataset
@@ -246,6 +246,12 @@ def test_everything_is_left_as_it_was(error: type[BaseException] | None) -> None
     with contextlib.nullcontext() if error is None else pytest.raises(error, match="stop here"):
         trace_dataflow(model, lambda: model(x), x)
     assert state() == before
+
+
+@pytest.mark.parametrize("attends", [True, False])
+def test_operations_that_may_attend_are_counted_whatever_they_are_called(attends: bool) -> None:
+    function = lambda m, x: m.head(softmax(x @ x.T, -1) @ x if attends else x)  # noqa: E731
+    assert facts_of(lambda: Having(function, head=nn.Linear(3, 1)))["softmaxes"] == attends
 
 
 def dropped(zero: bool) -> nn.Module:

@@ -157,7 +157,7 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
 
     Returns:
         "reason" (None, or why nothing could be traced), "weight_layers" (on the longest way), "norms", "norm_modules" (modules
-        of the tree that normalise, run or not), "num_joins", "joins" (one dict each, in the order they ran).
+        of the tree that normalise, run or not), "num_joins", "joins" (one dict each, in the order they ran), "softmaxes" (operations that may attend).
     """
     with isolated_rng():
         model = build_model(workload, config.replace(bn_stat_examples=None), device)
@@ -187,7 +187,8 @@ def collect_architecture(workload: Workload, config: TrainConfig, device: torch.
             "operation on them, such as NumPy, a compiled graph, or matrices that are drawn anew"
         )
     shown = [{key: value for key, value in asdict(join).items() if key != "at"} for join in joins[:SHOWN]]
-    return found | {"weight_layers": layers, "norms": ops.norms[:SHOWN], "num_joins": len(joins), "joins": shown}
+    attends = sum("softmax" in node.op or "attention" in node.op for node in flow.nodes)
+    return found | {"weight_layers": layers, "norms": ops.norms[:SHOWN], "num_joins": len(joins), "joins": shown, "softmaxes": attends}  # fmt: skip
 
 
 def _zero_in_both(train: list[Join], evaluation: list[Join]) -> list[Join]:

@@ -80,10 +80,9 @@ def _unseen(record: JudgedStudy, code: str, curves: Sequence[TrialCurve], missin
         return CODES.not_measured(code, "no forward pass was looked into; that of a compiled model shows nothing")
     if seen is None and not len(record.evals):
         return CODES.not_measured(code, "nothing was looked into")
-    if had("output_log_z") and looked.get("softmaxes") == 0:
-        return CODES.finding(
-            code, "ok", "Does not apply: nothing in the model attends, as no softmax is behind its outputs."
-        )
+    softmaxes = looked.get("softmaxes", (record.facts.get("architecture") or {}).get("softmaxes"))
+    if had("output_log_z") and softmaxes == 0:
+        return CODES.finding(code, "ok", "Does not apply: nothing in the model attends, as there is no softmax in it.")
     if had("output_log_z"):
         return CODES.not_measured(code, "no attention was seen: there is none, or its softmax was imported by name")
     return CODES.finding(code, "ok", f"Does not apply: {missing}.")
