@@ -71,7 +71,14 @@ def test_what_was_not_looked_at_is_not_taken_for_healthy() -> None:
         (judged(plain, facts={"loop": {"logits": {"looks": 1}}}), "ok"),
         (judged(seen("output_log_z", np.full(8, 5.0))), "not_measured"),  # called by a name of its own
         *(
-            (judged(seen("output_log_z", np.full(8, 5.0)), facts={"architecture": {"softmaxes": count}}), status)
+            (
+                judged(
+                    seen("output_log_z", np.full(8, 5.0)),
+                    facts={"architecture": {"softmaxes": count}},
+                    evals=[tokens[0] | {"metric": "accuracy"}],
+                ),
+                status,
+            )
             for count, status in ((1, "not_measured"), (0, "ok"))
         ),
         (judged(plain), "not_measured"),
