@@ -370,19 +370,31 @@ def test_targets_of_a_second_loss_are_judged_by_their_size(size: float, status: 
     assert run.diagnose()["data.scale"].status == status
 
 
-@pytest.mark.parametrize(("later", "status"), [(0.3, "warn"), (0.45, "ok"), (0.8, "ok")])
-@pytest.mark.parametrize("name", ["val_auc", "c_index"])
-def test_a_score_of_pairs_below_chance_is_told(name: str, later: float, status: str, tmp_path: Path) -> None:
+def logged(name: str, values: list[float], out: Path) -> wb.Finding:
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
-        for k in range(8):
+    with wb.watch(model, optimizer, out=out) as run:
+        for value in values:
             optimizer.zero_grad()
             model(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
-            run.log(**{name: 0.5 if k < 3 else later})
-    finding = run.diagnose()["loss.metric_disagrees"]
+            run.log(**{name: value})
+    return run.diagnose()["loss.metric_disagrees"]
+
+
+@pytest.mark.parametrize(("later", "status"), [(0.39, "warn"), (0.45, "ok"), (0.8, "ok")])
+@pytest.mark.parametrize("name", ["val_auc", "c_index"])
+def test_a_score_of_pairs_below_chance_is_told(name: str, later: float, status: str, tmp_path: Path) -> None:
+    finding = logged(name, [0.5, 0.5, 0.5, *[later] * 5], tmp_path / "run")
     assert (finding.status, finding.value) == (status, pytest.approx(later) if status == "warn" else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "later", "status"), [("ndcg", 0.03, "warn"), ("ndcg", 0.06, "ok"), ("top1_error", 0.03, "ok")]
+)
+def test_a_score_that_training_makes_worse_is_told(name: str, later: float, status: str, tmp_path: Path) -> None:
+    finding = logged(name, [0.07, 0.05, 0.05, *[later] * 5], tmp_path / "run")
+    assert (finding.status, finding.value) == (status, pytest.approx(later / 0.07) if status == "warn" else None)
 
 
 @pytest.mark.parametrize(("cut", "outputs", "status", "words"), [

@@ -191,6 +191,30 @@ def test_weights_that_are_kept_without_a_copy_restore_nothing(
     assert (finding.status, "(tests/topics/test_loop_modes.py:" in finding.summary) == (("warn", True) if keep is dict else ("ok", False))  # fmt: skip
 
 
+@pytest.mark.parametrize("keep", [dict, copy.deepcopy])
+def test_states_that_are_averaged_are_told_where_none_is_a_copy(
+    keep: type[dict[str, Tensor]] | Callable[..., dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """Two clients in turn, of five updates each, that begin with the weights of the server."""
+    states: list[dict[str, Tensor]] = []
+
+    def federated(kept: Kept, model: nn.Module, k: int) -> None:
+        if k % 5 == 4:
+            states.append(keep(model.state_dict()))
+        if k % 10 == 4:
+            model.load_state_dict(kept.held)
+        elif k % 10 == 9:
+            one, other = states
+            model.load_state_dict({name: (one[name] + other[name]) / 2 for name in one})
+            kept.held = copy.deepcopy(model.state_dict())
+            states.clear()
+
+    model, kept = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)), Kept(federated)
+    kept.held = copy.deepcopy(model.state_dict())
+    found = trained(tmp_path / "run", model, kept)["loop.restores_nothing"]
+    assert (found.status, "All 6 times" in found.summary) == (("warn", True) if keep is dict else ("ok", False))
+
+
 @pytest.mark.parametrize(("dtype", "lr", "status"), [(torch.bfloat16, 1e-5, "fail"), (torch.bfloat16, 1.0, "ok"), (torch.float32, 1e-5, "ok")])  # fmt: skip
 def test_updates_that_16_bits_round_away_are_told(dtype: torch.dtype, lr: float, status: str, tmp_path: Path) -> None:
     """Of numbers near 1 the next one in bfloat16 is 1/128 away, and the gradient is of size 1."""

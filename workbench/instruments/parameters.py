@@ -202,6 +202,9 @@ class Survival:
         self.again = 0  # the update by which all are drawn back once more, where that is done on a cadence
         self._ids, self._line = set[int](), ""
         self._own = ""  # line in which a model is given its own parameters to load
+        self._equal: list[
+            tuple[str, Tensor]
+        ] = []  # of loadings, the line, and whether all numbers are what they were already
 
     @property
     def due(self) -> bool:
@@ -237,10 +240,17 @@ class Survival:
         mine = any(id(p) in self._ids for p in module.parameters())
         if mine and isinstance(state, Mapping):
             pairs = [(p, state[name]) for name, p in module.named_parameters() if name in state]
-            if pairs and all(
-                type(kept) in (Tensor, nn.Parameter) and kept.data_ptr() == p.data_ptr() for p, kept in pairs
-            ):
+            plain = [
+                (p.detach(), kept)
+                for p, kept in pairs
+                if type(kept) in (Tensor, nn.Parameter) and kept.shape == p.shape
+            ]
+            if plain and len(plain) == len(pairs) and all(kept.data_ptr() == p.data_ptr() for p, kept in plain):
                 self._own = own_line()
+            if plain and len(self._equal) < self._most:
+                some = [(p.flatten()[:_FEW], kept.detach().flatten()[:_FEW].to(p)) for p, kept in plain[:4]]
+                same = stacked([torch.isclose(p, kept, rtol=1e-5).all() for p, kept in some]).all()
+                self._equal.append((own_line(), same))
         if optimizer is not None and not self.due and mine:
             self._loaded, self._line = self._some(optimizer), own_line()
 
@@ -269,6 +279,7 @@ class Survival:
         return shares | {
             "line": self._line,
             "own": self._own,
+            "equal": [(line, bool(same)) for line, same in self._equal],
             "set_back": [(update, float(left)) for update, left in self._set_back],
         }
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.finding import Codes, Finding, Status
-from workbench.record.metrics import ranks
+from workbench.record.metrics import larger_is_better, ranks
 from workbench.topics.loop.known import at, rows_of, where_known
 from workbench.topics.one_batch.diagnose import sees_target
 from workbench.topics.one_batch.diagnose_layers import (
@@ -53,7 +53,7 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
             lambda: _criteria(facts["criteria"], facts["loaders"], facts["answers"] or {}),
         ),
         *where_known(LOSS_CODES, ["loss.floor"], lambda: _floor(record, facts["floor"], floor_share)),
-        _in_reverse(record),
+        _scores(record),
         *where_known(LOSS_CODES, ["loop.sees_target"], lambda: _answers(facts["answers"])),
         *where_known(
             LOSS_CODES,
@@ -105,15 +105,25 @@ def _floor(record: RecordLike, found: Facts, share: float, values_share: float =
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
 
 
-def _in_reverse(record: RecordLike, *, least: int = 4, below: float = 0.4) -> Finding:
-    """Judge shares of pairs that are in the right order, logged `least` times or more: in the later half all below 0.5, and half of them below `below` (rules of thumb)."""
+def _scores(record: RecordLike, *, least: int = 4, below: float = 0.4, lost: float = 0.7) -> Finding:
+    """Judge scores that are logged `least` times or more.
+
+    Shares of pairs in the right order are told where all in the later half are below 0.5, and half of them below `below`; others where all in the
+    later half are below `lost` times the first one (rules of thumb).
+    """
     say: Say = partial(LOSS_CODES.finding, "loss.metric_disagrees")
     evals = record.evals
-    names = [name for name in evals["metric"].unique() if ranks(str(name))] if "metric" in evals else []
+    names = [name for name in evals["metric"].unique() if larger_is_better(str(name))] if "metric" in evals else []
     for name in names:
         values = evals.loc[evals["metric"] == name, "value"].dropna()
         later = values.iloc[len(values) // 2 :]
-        if len(values) >= least and later.max() < 0.5 and later.median() < below:
+        if len(values) >= least and 0 <= later.max() < lost * values.iloc[0]:
+            return say(
+                "warn", f"{name} falls from {values.iloc[0]:.3g} in the first of {len(values)} evaluations to {later.median():.3g} in their later half: training makes it worse.",
+                value=float(later.median() / values.iloc[0]), unit="of the first", threshold=lost,
+                advice=["Look at a sign, of the loss or of its targets, such as those of a ranking loss; and whether loss and score want the same outputs."],
+            )  # fmt: skip
+        if ranks(str(name)) and len(values) >= least and later.max() < 0.5 and later.median() < below:
             return say(
                 "warn", f"{name} is {later.median():.3g} in the later half of {len(values)} evaluations, and 0.5 by chance: what is trained orders examples the wrong way round.",
                 value=float(later.median()), unit=str(name), threshold=0.5,
@@ -121,9 +131,9 @@ def _in_reverse(record: RecordLike, *, least: int = 4, below: float = 0.4) -> Fi
             )  # fmt: skip
     return say(
         "ok",
-        f"{', '.join(map(str, names))} is not below chance."
+        f"Training does not make {', '.join(map(str, names))} worse."
         if names
-        else "Does not apply: no AUC or concordance was logged.",
+        else "Does not apply: no score was logged of which larger is better.",
     )
 
 

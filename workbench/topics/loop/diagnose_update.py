@@ -96,9 +96,20 @@ def updates_lost(facts: Facts, still: list[str], least_lr: float, *, none: bool,
     return update
 
 
-def restored(kept: Facts) -> Finding:
-    """Judge whether weights that are loaded into the model are others than its own."""
+def restored(kept: Facts, *, loads: int = 4) -> Finding:
+    """Judge whether weights that are loaded into the model are others than its own; fewer than `loads` times they may be, as where the last ones are the best (rule of thumb)."""
     say: Say = partial(UPDATE_CODES.finding, "loop.restores_nothing", evidence=dict(kept))
+    by_line: dict[str, list[bool]] = {}
+    for line, same in kept.get("equal") or ():
+        by_line.setdefault(line, []).append(same)
+    line, count = next(
+        ((line, len(each)) for line, each in by_line.items() if len(each) >= loads and all(each)), ("", 0)
+    )
+    if count and not kept.get("own"):
+        return say(
+            "warn", f"All {count} times that weights are loaded into the model{at({'line': line}, 'line')} they are those that it has: state dicts that are kept without a copy are the same tensors, and so is their average.",
+            advice=["Keep a copy of each, copy.deepcopy(model.state_dict())."],
+        )  # fmt: skip
     if not kept.get("own"):
         return say("ok", "The model was never given its own tensors to load.")
     return say(
