@@ -56,7 +56,7 @@ def covered(outputs: Tensor, batch: Any) -> Tensor:
 
 def surprise(outputs: Tensor, batch: Any) -> Tensor:
     shares = outputs.squeeze(-1).exp()
-    return -Normal(shares / shares.sum(), 1.0).log_prob(batch[1])
+    return -Normal(shares / shares.sum(), 1.0, validate_args=True).log_prob(batch[1])
 
 
 def bounded(outputs: Tensor, batch: Any) -> Tensor:

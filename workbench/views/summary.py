@@ -106,7 +106,7 @@ def _best(record: StudyRecord | TrialRecord) -> str:
         elif any(sign * row["best_value"] < sign * best["best_value"] for row in rows):
             lead += ", of the full-length runs that stayed finite,"
         lead += f" in trial {best['trial']} at lr {best['peak_lr']:.4g}, step {best['best_step']:.0f}"
-        lead += f" (mean of {len(there)} seeds there: {sum(there) / len(there):.4g})" * (len(there) > 1)
+        lead += f" (mean of {len(there)} seeds there: {sum(there) / len(there):.4g})" if len(there) > 1 else ""
     if mine and own != best["peak_lr"]:
         seeds = f" (mean of {len(mine)} seeds)" * (len(mine) > 1)
         lead += f"; at {own:.4g}, the baseline's, {sum(mine) / len(mine):.4g}{seeds}"
