@@ -390,7 +390,14 @@ def test_a_score_of_pairs_below_chance_is_told(name: str, later: float, status: 
 
 
 @pytest.mark.parametrize(
-    ("name", "later", "status"), [("ndcg", 0.03, "warn"), ("ndcg", 0.06, "ok"), ("top1_error", 0.03, "ok")]
+    ("name", "later", "status"),
+    [
+        ("ndcg", 0.03, "warn"),
+        ("ndcg", 0.06, "ok"),
+        ("top1_error", 0.03, "ok"),
+        ("domain_acc", 0.03, "ok"),
+        ("val/disc_accuracy", 0.03, "ok"),
+    ],
 )
 def test_a_score_that_training_makes_worse_is_told(name: str, later: float, status: str, tmp_path: Path) -> None:
     finding = logged(name, [0.07, 0.05, 0.05, *[later] * 5], tmp_path / "run")

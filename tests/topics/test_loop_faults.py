@@ -345,6 +345,19 @@ def test_logits_of_places_whose_view_mixes_them_with_classes_are_told(tmp_path: 
         assert status == "ok" or "(2, 5, 4, 6) are viewed as (48, 5) (tests" in found.summary
 
 
+def test_logits_that_are_averaged_over_all_places_and_flattened_rouse_nothing(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for examples in (0, 2, 2, 2, 2, 2):
+            optimizer.zero_grad()
+            F.cross_entropy(
+                model(torch.randn(examples, 3, 4, 6)), torch.randint(5, (examples,)), reduction="sum"
+            ).backward()
+            optimizer.step()
+    assert run.diagnose()["loss.broadcast"].status == "ok"
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_outputs_that_are_given_as_targets_are_told(swapped: bool, tmp_path: Path) -> None:
     model, targets = nn.Linear(3, 4), torch.eye(4)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -213,6 +214,54 @@ def test_states_that_are_averaged_are_told_where_none_is_a_copy(
     kept.held = copy.deepcopy(model.state_dict())
     found = trained(tmp_path / "run", model, kept)["loop.restores_nothing"]
     assert (found.status, "All 6 times" in found.summary) == (("warn", True) if keep is dict else ("ok", False))
+
+
+def test_the_best_weights_so_far_that_are_the_last_ones_rouse_nothing(tmp_path: Path) -> None:
+    def best(kept: Kept, model: nn.Module, k: int) -> None:
+        if k % 10 == 9:
+            if model(X).square().mean() >= 0:
+                kept.held = copy.deepcopy(model.state_dict())
+            model.load_state_dict(kept.held)
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5))
+    assert trained(tmp_path / "run", model, Kept(best))["loop.restores_nothing"].status == "ok"
+
+
+class Exact(torch.optim.Optimizer):
+    """Keeps the weights of a model in float64 beside it."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.exact = {p: p.detach().double() for group in self.param_groups for p in group["params"]}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p, exact in self.exact.items():
+            p.copy_(exact.sub_(p.grad, alpha=self.param_groups[0]["lr"]))
+
+
+@pytest.mark.parametrize(("make", "lr", "sparse"), [(Exact, 0.01, False), (torch.optim.SGD, 1.0, True)])
+def test_16_bits_with_exact_weights_beside_them_and_sparse_gradients_rouse_nothing(
+    make: Callable[..., torch.optim.Optimizer], lr: float, sparse: bool, tmp_path: Path
+) -> None:
+    model = nn.EmbeddingBag(8, 5, sparse=sparse).bfloat16()
+    optimizer = make(model.parameters(), lr=lr)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(30):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.arange(8).view(4, 2)), torch.arange(4)).backward()
+            optimizer.step()
+    finding = run.diagnose()["loop.no_update"]
+    assert finding.status == "ok", finding.summary
+
+
+def test_a_loss_that_is_checkpointed_with_its_head_trains_on(tmp_path: Path) -> None:
+    body, head = nn.Linear(8, 8), nn.Linear(8, 5, bias=False)
+
+    def loss(hidden: Tensor, y: Tensor) -> Tensor:
+        return checkpoint(lambda h: F.cross_entropy(head(h), y), hidden, use_reentrant=False)  # type: ignore[no-any-return]
+
+    assert trained(tmp_path / "run", body, loss=loss)["loop.no_update"].status == "ok"
 
 
 @pytest.mark.parametrize(("dtype", "lr", "status"), [(torch.bfloat16, 1e-5, "fail"), (torch.bfloat16, 1.0, "ok"), (torch.float32, 1e-5, "ok")])  # fmt: skip

@@ -175,6 +175,10 @@ class LoopFacts:
         self.graphs.lookups = []
         return leaves
 
+    def backward_ends(self) -> None:  # noqa: D102
+        self.token("backward")
+        self.tokens.backward_ends()
+
     def passed_backward(self) -> None:
         """Take in that a backward pass is made: all that is wanted of those that are passed over."""
         if self.modes.passes:
@@ -202,7 +206,6 @@ class LoopFacts:
 
     def step_begins(self, number: int, optimizer: Optimizer, *, altered: bool = False) -> None:  # noqa: D102
         empty = False
-        self.tokens.step_begins(optimizer)
         due = self.attention.awake and self.updates >= self._next_look.get(number, 0)
         if self.near or due or number not in self.order:
             self._next_look[number] = (self.updates // EVERY + 1) * EVERY
@@ -234,6 +237,9 @@ class LoopFacts:
                 self._nears += 1
                 self.loaders.stepped(self.updates)
             self.batches.stepped(whole=self.attention.awake or self.attention.roused)
+
+    def loads(self, module: nn.Module, state: Any, optimizer: Optimizer | None) -> None:  # noqa: D102
+        self.survival.loads(module, state, optimizer, chosen=self.modes.passes > 0)
 
     def moved(self, updates: Sequence[tuple[str, Tensor]], swallowed: Tensor | None) -> None:  # noqa: D102
         self.parameters.moved(updates, swallowed)

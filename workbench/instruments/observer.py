@@ -156,7 +156,7 @@ class LoopObserver:
         if self.needs_exit_norm and self._numbers:
             self._exit_norm = total_norm(gradients_of(next(iter(self._numbers))))
         self._mark()
-        self.facts.token("backward")
+        self.facts.backward_ends()
 
     @looks
     def zeroed(self, owner: Optimizer | nn.Module) -> None:  # noqa: D102
@@ -184,7 +184,7 @@ class LoopObserver:
 
     @looks
     def loads(self, module: nn.Module, state: Any) -> None:  # noqa: D102
-        self.facts.survival.loads(module, state, next((o for o, k in self._numbers.items() if k == 0), None))
+        self.facts.loads(module, state, next((o for o, k in self._numbers.items() if k == 0), None))
 
     @looks
     def clipped(self, kind: str, limit: float, norm: Tensor | None, first: int) -> None:  # noqa: D102

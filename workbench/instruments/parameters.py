@@ -235,19 +235,19 @@ class Survival:
         if self._begun is not None and self._ended is None:
             self._ended = self._some(optimizer)
 
-    def loads(self, module: nn.Module, state: Any, optimizer: Optimizer | None) -> None:
-        """Take in that weights are about to be loaded into a module."""
+    def loads(self, module: nn.Module, state: Any, optimizer: Optimizer | None, *, chosen: bool) -> None:
+        """Take in that weights are about to be loaded into a module, `chosen` after an evaluation: those that it has may be the best so far."""
         mine = any(id(p) in self._ids for p in module.parameters())
         if mine and isinstance(state, Mapping):
             pairs = [(p, state[name]) for name, p in module.named_parameters() if name in state]
             plain = [
                 (p.detach(), kept)
                 for p, kept in pairs
-                if type(kept) in (Tensor, nn.Parameter) and kept.shape == p.shape
+                if type(kept) in (Tensor, nn.Parameter) and kept.shape == p.shape and not kept.is_meta
             ]
             if plain and len(plain) == len(pairs) and all(kept.data_ptr() == p.data_ptr() for p, kept in plain):
                 self._own = own_line()
-            if plain and len(self._equal) < self._most:
+            if plain and len(self._equal) < self._most and not chosen:
                 some = [(p.flatten()[:_FEW], kept.detach().flatten()[:_FEW].to(p)) for p, kept in plain[:4]]
                 same = stacked([torch.isclose(p, kept, rtol=1e-5).all() for p, kept in some]).all()
                 self._equal.append((own_line(), same))
@@ -294,9 +294,9 @@ def _left(first: Tensor, ended: Tensor, now: Tensor, *, rounding: float = 0.01) 
 def _swallowed(params: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor | None:
     """Return which share of numbers of 16 bits that have a gradient are as they were; None where there are none."""
     short = [(p, old) for p, old in zip(params, before, strict=True) if p.dtype in (torch.bfloat16, torch.float16)]
-    if all(p.grad is None for p, _ in short):
+    counts = [torch.stack([(torch.eq(p, old) & p.grad.ne(0)).sum(), p.grad.ne(0).sum()]) for p, old in short if p.grad is not None and p.grad.layout == torch.strided]  # fmt: skip
+    if not counts:
         return None
-    counts = [torch.stack([(torch.eq(p, old) & p.grad.ne(0)).sum(), p.grad.ne(0).sum()]) for p, old in short if p.grad is not None]  # fmt: skip
     same, wanted = torch.stack([each.to(counts[0].device) for each in counts]).sum(0)
     share: Tensor = same / wanted.clamp(min=1)
     return share
@@ -309,6 +309,7 @@ class Snapshot:
         self._every, self._next = every, 0
         self._before: list[Tensor] = []
         self._layers: list[tuple[str, Tensor]] = []
+        self._rounds = False  # whether what an update leaves over is lost; optimizers of others may keep it
 
     def take(self, optimizer: Optimizer, updates: int, names: Callable[[], dict[int, str]]) -> None:
         """Keep the parameters where the cadence has come round after so many updates; `names` gives theirs by their ids."""
@@ -322,6 +323,7 @@ class Snapshot:
             known = names()
             self._layers = [(known.get(id(p), f"parameter{i}"), p) for i, p in enumerate(params)]
         self._before = [p.detach().clone() for p in params]
+        self._rounds = type(optimizer).__module__.startswith("torch.optim")
 
     def measured(
         self, moved: Callable[[Sequence[tuple[str, Tensor]], Tensor | None], None]
@@ -338,7 +340,8 @@ class Snapshot:
             "param_norm": torch.linalg.vector_norm(held),
         }
         names = [name for name, _ in self._layers]
-        moved(list(zip(names, norms, strict=True)), _swallowed([p for _, p in self._layers], before))
+        swallowed = _swallowed([p for _, p in self._layers], before) if self._rounds else None
+        moved(list(zip(names, norms, strict=True)), swallowed)
         if len(names) <= MAX_LAYERS:
             ratios = (updates / held).unbind()
             row |= {f"update_ratio/{name}": ratio for name, ratio in zip(names, ratios, strict=True)}

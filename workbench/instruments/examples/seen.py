@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from workbench.instruments.losses.ranges import end_of
 from workbench.instruments.order import alone_of
+from workbench.instruments.taps import TAPS
 
 ROWS, KEPT, NUMBERS = 20_000, 2000, 4_000_000
 """Examples of either kind that are told apart by a digest, those that are kept, and numbers of their inputs at most (rules of thumb)."""
@@ -196,7 +197,7 @@ class Examples:
                 value = (
                     loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 and rows == len(outputs) else None
                 )
-                head, span = end_of(outputs, values=False)
+                head, span = end_of(outputs, values=False, saved=not TAPS.hooked)
                 self.criterion = {"name": name, "head": head, "span": span, "loss": value, **some}
             due = update >= 2 * self.spreads[-1][0] + 1 if self.spreads else bool(self.criterion)
             if due and len(outputs) > 1 and name == self.criterion["name"]:

@@ -97,7 +97,7 @@ class Criteria:
         if (
             name in ("cross_entropy", "nll_loss", "kl_div")
             and inputs.ndim >= 2
-            and inputs.shape[1] > 1
+            and min(inputs.shape[1] - 1, inputs.numel()) > 0
             and inputs.is_floating_point()
         ):
             row["classes"] = inputs.shape[1]
@@ -204,7 +204,7 @@ def _mixed(rows: Tensor) -> list[list[int]] | None:
     node: Any = rows.grad_fn
     before = [*getattr(node, "_saved_self_sym_sizes", ())] if rows.dim() == 2 and "View" in type(node).__name__ else []
     classes = rows.shape[-1]
-    mixes = len(before) > 2 and before[1] == classes and before[-1] != classes
+    mixes = before[1:2] == [classes] != before[-1:] and math.prod(before[2:]) > 1
     return [before, list(rows.shape)] if mixes else None
 
 

@@ -34,12 +34,13 @@ REFUSED = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError
 """What a loss may raise on outputs that its model never gives."""
 
 
-def end_of(out: Tensor, *, values: bool = True) -> tuple[str | None, Span | None]:
+def end_of(out: Tensor, *, values: bool = True, saved: bool = True) -> tuple[str | None, Span | None]:
     """Return the name of the operation that made the outputs, views left out, and what it can return, None for anything.
 
     "Cosine" are products of vectors of length 1, times a number. "Softmax" are probabilities, however made, where `values` are looked at.
+    Cosines are found where what the graph has `saved` may be asked for: hooks, as of a checkpoint, would compute it anew.
     """
-    node, factor = plain_part(out)
+    node, factor = plain_part(out) if saved else (None, None)
     while node is not None and node.next_functions and type(node).__name__.split("Backward")[0] in _VIEWS:
         node = node.next_functions[0][0]
     if node is not None and factor is not None and node.name() in ("MmBackward0", "BmmBackward0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -105,6 +106,10 @@ def _floor(record: RecordLike, found: Facts, share: float, values_share: float =
     return say("ok", "No constant was seen to be added to the loss, and it does not lie at a bound.")
 
 
+_OPPONENT = re.compile(r"(^|[_/])(d|disc|discriminator|domain)(_|$)")
+"""What is trained against: it is to be deceived in the end."""
+
+
 def _scores(record: RecordLike, *, least: int = 4, below: float = 0.4, lost: float = 0.7) -> Finding:
     """Judge scores that are logged `least` times or more.
 
@@ -113,7 +118,8 @@ def _scores(record: RecordLike, *, least: int = 4, below: float = 0.4, lost: flo
     """
     say: Say = partial(LOSS_CODES.finding, "loss.metric_disagrees")
     evals = record.evals
-    names = [name for name in evals["metric"].unique() if larger_is_better(str(name))] if "metric" in evals else []
+    told = map(str, evals["metric"].unique() if "metric" in evals else ())
+    names = [name for name in told if larger_is_better(name) and not _OPPONENT.search(name.lower())]
     for name in names:
         values = evals.loc[evals["metric"] == name, "value"].dropna()
         later = values.iloc[len(values) // 2 :]
@@ -123,15 +129,15 @@ def _scores(record: RecordLike, *, least: int = 4, below: float = 0.4, lost: flo
                 value=float(later.median() / values.iloc[0]), unit="of the first", threshold=lost,
                 advice=["Look at a sign, of the loss or of its targets, such as those of a ranking loss; and whether loss and score want the same outputs."],
             )  # fmt: skip
-        if ranks(str(name)) and len(values) >= least and later.max() < 0.5 and later.median() < below:
+        if ranks(name) and len(values) >= least and later.max() < 0.5 and later.median() < below:
             return say(
                 "warn", f"{name} is {later.median():.3g} in the later half of {len(values)} evaluations, and 0.5 by chance: what is trained orders examples the wrong way round.",
-                value=float(later.median()), unit=str(name), threshold=0.5,
+                value=float(later.median()), unit=name, threshold=0.5,
                 advice=["Look at a sign: of the loss, or of what is ranked. Cox's loss sums over those still at risk: sort by descending times. Where the metric takes a time and the model gives a risk, negate it."],
             )  # fmt: skip
     return say(
         "ok",
-        f"Training does not make {', '.join(map(str, names))} worse."
+        f"Training does not make {', '.join(names)} worse."
         if names
         else "Does not apply: no score was logged of which larger is better.",
     )
