@@ -358,6 +358,21 @@ def test_logits_that_are_averaged_over_all_places_and_flattened_rouse_nothing(tm
     assert run.diagnose()["loss.broadcast"].status == "ok"
 
 
+@pytest.mark.parametrize("name", ["mse_loss", "cross_entropy"])
+def test_a_first_batch_without_examples_stops_no_recording(name: str, tmp_path: Path) -> None:
+    model = nn.Linear(8, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for examples in (0, *[32] * 20):
+            x, y = torch.randn(examples, 8), torch.randint(5, (examples,))
+            optimizer.zero_grad()
+            getattr(F, name)(model(x), y if name == "cross_entropy" else x[:, :5], reduction="sum").backward()
+            optimizer.step()
+    found = run.diagnose()
+    assert found["loop.no_step"].status == "ok", "it is seen to the end"
+    assert "could not be determined" not in found["data.scale"].summary
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_outputs_that_are_given_as_targets_are_told(swapped: bool, tmp_path: Path) -> None:
     model, targets = nn.Linear(3, 4), torch.eye(4)

@@ -116,7 +116,7 @@ class Batches:
         if drawn and drawn[-1] is not None:
             self._fed = (list(first.shape), None)
             return
-        self._fed = (list(first.shape), first.detach().reshape(-1)[:_DIGESTED].sum(dtype=torch.float32))
+        self._fed = (list(first.shape), first.detach().real.reshape(-1)[:_DIGESTED].sum(dtype=torch.float32))
 
     def hold(self, args: Any) -> None:
         """Take in what a model is trained on in an update that is passed over, until its end: it may turn out to stand out."""

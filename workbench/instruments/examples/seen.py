@@ -171,7 +171,7 @@ class Examples:
         """Take in a call of a loss function, or of another that is no end of the pass: a dropout, a pair of hidden values."""
         if type(target) is not Tensor or target.requires_grad or not isinstance(outputs, Tensor):
             return
-        regresses = name.endswith(("l1_loss", "mse_loss", "huber_loss")) and outputs.numel() == target.numel()
+        regresses = name.endswith(("l1_loss", "mse_loss", "huber_loss")) and outputs.numel() == target.numel() > 0
         if outputs.requires_grad and regresses and not self.sizes and target.dim():
             self.sizes = outputs.detach()[:_OUTPUTS].clone(), target.detach()[:_OUTPUTS].clone()
         now, self._now = self._now, None
@@ -191,7 +191,7 @@ class Examples:
             self._asked.clear()
             self._loss = loss
             self._answered = (weakref.ref(outputs), name, target.data_ptr(), now)
-            if not self.criterion and len(outputs) == len(target):
+            if not self.criterion and len(outputs) == len(target) > 0:
                 rows = len(outputs) if outputs.numel() <= _WHOLE else _OUTPUTS
                 some = {"outputs": outputs.detach()[:rows].clone(), "target": target.detach()[:rows].clone()}
                 value = (

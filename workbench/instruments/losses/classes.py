@@ -66,7 +66,7 @@ class Recall:
         if compared is None or update < self._due or not compared[0].endswith(("cross_entropy", "with_logits")):
             return
         self._due, (_, outputs, target, _) = update + max(update // (2 * _LAST), 1), compared
-        if target.dim() and len(target) == target.numel() and outputs.numel() <= _MOST:
+        if target.dim() and 0 < len(target) == target.numel() and outputs.numel() <= _MOST:
             logits = outputs.detach().reshape(len(target), -1)
             said = logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
             self._last.append((update, torch.stack([target.flatten().long(), said])))
