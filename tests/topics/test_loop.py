@@ -470,7 +470,7 @@ def test_a_run_can_be_judged_while_it_trains_and_logs_what_it_is_given(tmp_path:
             optimizer.step()
             optimizer.zero_grad()
             if step % 10 == 9:
-                run.log(validation_loss=0.5, accuracy=0.25)
+                run.log(validation_loss=0.5, accuracy=0.25, note="a text", many=torch.ones(3))
         assert run.diagnose()["loop.no_zero_grad"].status == "ok"
     evals = wb.open(tmp_path / "run").evals
     assert evals["step"].tolist() == [10, 10, 20, 20, 30, 30]  # updates made before

@@ -21,18 +21,19 @@ def log(**values: float | Tensor) -> None:
     """
     if not _LISTENERS:
         return
-    plain = {}
-    for name, value in values.items():
-        with contextlib.suppress(Exception):  # no number: what a program logs is never why it fails
-            plain[name] = number(value)
+    plain = numbers(values)
     for listener in tuple(_LISTENERS):
         with contextlib.suppress(Exception):
             listener(plain)
 
 
-def number(value: float | Tensor) -> float:
-    """Return a value as a number, whether it is part of a graph or not."""
-    return float(value.detach() if isinstance(value, Tensor) else value)
+def numbers(values: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Return the values that are numbers, whether they are part of a graph or not; others are left out, as what a program logs is never why it fails."""
+    plain = {}
+    for name, value in values.items():
+        with contextlib.suppress(Exception):
+            plain[name] = float(value.detach() if isinstance(value, Tensor) else value)
+    return plain
 
 
 def split_of(name: str, split: str = "validation") -> tuple[str, str]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from workbench.errors import UsageError, WorkbenchError
 from workbench.instruments.caller import own_line
-from workbench.instruments.log import listen, number
+from workbench.instruments.log import listen, numbers
 from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.taps import TAPS
 from workbench.programs.change import Change, Observing, Stopped
@@ -52,7 +52,7 @@ class FunctionRun:
 
     def log(self, **values: float | Tensor) -> None:
         """Record values of the update in progress, such as `run.log(validation_loss=0.31)`; `loss` stands in for the one of `backward`."""
-        self._logged({name: number(value) for name, value in values.items()})
+        self._logged(numbers(values))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from workbench.checks import check_integer, check_number
 from workbench.errors import UsageError, in_one_line
 from workbench.findings.diagnosis import Diagnosis
-from workbench.instruments.log import listen, number, split_of
+from workbench.instruments.log import listen, numbers, split_of
 from workbench.instruments.losses.attention import WINDOW
 from workbench.instruments.observer import LoopObserver
 from workbench.instruments.parameters import described
@@ -189,14 +189,14 @@ class WatchedRun:
         """Record values of the update in progress.
 
         `loss` takes the place of the one that `backward` was called on. `validation_loss=0.3` is an evaluated metric of the split
-        "validation", as is `accuracy=0.9`, of `split`.
+        "validation", as is `accuracy=0.9`, of `split`. A value that is no number is left out.
         """
         loss = values.pop("loss", None)
         if loss is not None:
             self._observer.log(loss=loss.detach() if isinstance(loss, Tensor) else float(loss))
         if not values or self._writer is None or self._trial is None:
             return
-        rows = [(*split_of(name, split), number(value)) for name, value in values.items()]
+        rows = [(*split_of(name, split), value) for name, value in numbers(values).items()]
         for place, metric, value in rows:
             score = larger_is_better(metric)
             if place != "train" and math.isfinite(value) and (score or metric.endswith("loss")):
