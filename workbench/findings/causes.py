@@ -81,7 +81,6 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "loop.no_grad_mode": ("loop.no_gradient", "loop.unowned_parameters", "input.unused_features", "gradients.*", *_LEARNS),
     "loop.no_gradient": ("loop.unowned_parameters", "input.unused_features", "gradients.*", *_LEARNS),
     "loop.unowned_parameters": ("loop.no_update", *_LEARNS),
-    "input.unused_features": _LEARNS,
     "loop.overfit_one_batch": ("lr.nothing_learns",),
     "loop.batch_dependence": ("evaluation.weighting", "evaluation.coverage", *_LEARNS),
     "loop.train_mode_in_eval": ("evaluation.nondeterministic", "evaluation.weighting", "evaluation.coverage", *_LEARNS),
