@@ -12,7 +12,7 @@ from typing import Any
 from workbench.curves.judged import JudgedStudy, judged
 from workbench.curves.losses import nothing_learns
 from workbench.curves.minimised import judged_without_loss
-from workbench.curves.pace import unslowed
+from workbench.curves.pace import PACE, unslowed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
@@ -71,7 +71,7 @@ def _too_low(study: JudgedStudy, chance: float | None) -> Finding:
     )
     return say(
         "warn", f"{at} {len(curve.loss):,} updates are too few: the training loss falls as fast at the end as at the start, from {found['start']:.4g} in the first quarter to {found['end']:.4g} in the last, "
-        f"{max(found['learned'], 0.0):.0%} of the way from a constant output's loss to 0.", value=found["pace"], unit="of the first pace", threshold=0.8, evidence=found,
+        f"{max(found['learned'], 0.0):.0%} of the way from a constant output's loss to 0.", value=found["pace"], unit="of the first pace", threshold=PACE, evidence=found,
         advice=["Try learning rates 3, 10 and 30 times as large; wb.diagnose_function and workbench diagnose -- python train.py do so."],
     )  # fmt: skip
 
