@@ -43,6 +43,15 @@ def test_of_many_what_is_well_and_no_measurement_is_folded() -> None:
     assert all(f"<code>{f.code}</code> about {f.code}" in html for f in well)
 
 
+def test_what_does_not_apply_is_not_counted_as_ok() -> None:
+    """In the heading and in what is folded, as HTML and in the terminal."""
+    void = [Finding(code=f"b.{k}", status="ok", summary="Does not apply: no such layer.") for k in range(3)]
+    found = Diagnosis(findings=(*(finding(f"a.{k}", "ok") for k in range(MAX_ROWS)), *void))
+    for text in (verdict_table(found), repr(found)):
+        assert f"{MAX_ROWS} ok, 3 not applicable" in text
+        assert f"{MAX_ROWS} checks are ok, 3 do not apply" in text
+
+
 def test_the_first_advice_of_what_is_not_well_is_told() -> None:
     made = (finding("x.y", "warn", advice=["lower it", "or not"]), finding("lr.best", "ok", advice=["no"]))
     html = verdict_table(Diagnosis(findings=made))

@@ -98,6 +98,20 @@ def test_what_another_config_does_is_no_fault_of_a_run_that_was_well(event, lr, 
         )
 
 
+def test_runs_of_the_baseline_are_counted_apart_from_larger_lrs_and_the_smallest_of_these_is_named():
+    """One of three seeds of the baseline spikes, two larger lrs do, and three others are lost, of which the largest ran first."""
+    own = [trial(recovers() if seed == 1 else run(0.9), 0.2, seed=seed) for seed in range(3)]
+    larger = [trial(recovers(), lr) for lr in (0.4, 0.6)]
+    lost = [trial(early(), lr) for lr in (2.4, 1.2, 1.8)]
+    r = record([*own, *larger, *lost], total_steps=TOTAL, peak_lr=0.2, optimizer="momentum")
+    diagnosis = wb.stability.diagnose(r)
+    recovers, early_code = diagnosis["stability.early_recovers"], diagnosis["stability.early"]
+    assert "(in 1 of 3 runs of the baseline and at 2 larger lrs)" in recovers.summary
+    assert "Not seen in 3 runs of the baseline" in early_code.summary
+    assert "at lr 1.2" in early_code.summary
+    assert "(and at 2 larger lrs)" in early_code.summary
+
+
 def test_headroom():
     finding = wb.stability.diagnose(instability_study(trial(early(), 1.6), trial(run(0.9), 1.55)))["stability.headroom"]
     assert finding.value == pytest.approx(np.sqrt(1.55 * 1.6) / 0.15)

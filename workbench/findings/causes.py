@@ -16,7 +16,7 @@ _PLACES = (
     "data.nonfinite", "data.labels", "data.no_signal", "data.leakage", "data.duplicates", "data.unshuffled",
     "data.weak_shuffle", "data.label_shift", "data.train_validation_shift", "data.scale", "data.worker_rng", "data.*",
     "loop.no_step", "loop.zeroed_before_step", "loop.optimizer_mismatch", "loop.sees_target", "loop.no_grad_mode", "loop.no_gradient", "loop.unowned_parameters", "loop.no_update", "loop.frozen_random",
-    "loop.batch_dependence", "loop.eval_mode_in_training", "loop.train_mode_in_eval", "loop.*", "evaluation.nondeterministic",
+    "loop.no_zero_grad", "loop.batch_dependence", "loop.eval_mode_in_training", "loop.train_mode_in_eval", "loop.*", "evaluation.nondeterministic",
     "loss.broadcast", "loss.double_softmax", "loss.output_range", "loss.unbounded", "loss.*",
     "init.constant_output", "init.loss", "init.*",
     "units.equal", "units.dropped", "units.dead", "units.saturated", "units.*",

@@ -23,6 +23,9 @@ from workbench.record.missing import not_ended
 SIGNS = {"fail": ("✕", "fail"), "warn": ("!", "warn"), "not_measured": ("?", "not measured"), "ok": ("✓", "ok")}
 """Symbol and word of each status; colour only repeats what they say."""
 
+_VOID = "not applicable"
+_COUNTED = (*(SIGNS[status][1] for status in STATUSES), _VOID)
+
 MAX_ROWS = 12
 """Of a diagnosis with no more findings than this, one study's, all are rows: its answer may be one that is well (rule of thumb)."""
 
@@ -55,8 +58,15 @@ def verdict_table(diagnosis: Diagnosis) -> str:
     if alike := diagnosis.same_reason():
         parts.append(_folded(f"{SIGNS['not_measured'][0]} {len(alike)} more not measured for the reason above", alike))
     if rest:
-        parts.append(_folded(f"{SIGNS['ok'][0]} {len(rest)} {'more are ok' if told else 'checks are ok'}", rest))
+        parts.append(_folded(f"{SIGNS['ok'][0]} {_well(rest, 'more' if told else 'checks')}", rest))
     return "\n".join(parts)
+
+
+def _well(findings: Sequence[Finding], of: str) -> str:
+    void = sum(not f.applies for f in findings)
+    return f"{len(findings) - void} {of} are ok" + (
+        f", {void} {'do' if void > 1 else 'does'} not apply" if void else ""
+    )
 
 
 def _badge(status: Status, word: str = "") -> str:
@@ -195,8 +205,8 @@ class Diagnosis:
         left = f"; {self.left}" if self.left else ""
         if self.badge[1] != SIGNS[self.badge[0]][1]:
             return f"{len(self.findings)} checks{left}"
-        counts = Counter(f.status for f, _ in listed(self.findings))
-        shown = ", ".join(f"{counts[s]} {SIGNS[s][1]}" for s in STATUSES if counts[s]) or "nothing was checked"
+        counts = Counter(SIGNS[f.status][1] if f.applies else _VOID for f, _ in listed(self.findings))
+        shown = ", ".join(f"{counts[word]} {word}" for word in _COUNTED if counts[word]) or "nothing was checked"
         return f"{shown}{and_more(self.findings)}{left}"
 
     def told(self) -> tuple[list[Finding], list[Finding]]:
@@ -230,7 +240,7 @@ class Diagnosis:
         if rest:
             where = "in the report" if self.recommendation else f"(`workbench report {self.path or 'FOLDER'}` shows it)"
             lines.append(
-                _paragraph("ok", f"{len(rest)} {'more' if told else 'checks'}, each with its evidence {where}")
+                _paragraph("ok", f"{_well(rest, 'more' if told else 'checks')}: each with its evidence {where}")
             )
         limit = textwrap.wrap(
             f"Budget: {self.budget}.", 100, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False

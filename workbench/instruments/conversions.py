@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
@@ -14,6 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from workbench.instruments.caller import own_line
 
 DIFFERENCE = "A difference"
+_LINE = "workbench line"
 METHODS = ("to", "double", "float", "half", "bfloat16", "type", "cpu", "cuda")
 """Methods of `torch.Tensor` that return another one of another dtype, or on another device."""
 CRITERIA = (
@@ -27,6 +29,8 @@ CALLS = (("torch", "multinomial"), ("torch", "manual_seed"), ("numpy.random", "s
 HOOKS: tuple[tuple[Any, str], ...] = ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__"), (Function, "_register_hook"))  # fmt: skip
 PAIRED = {"__sub__": DIFFERENCE, "sub": DIFFERENCE, "__mul__": "A product", "mul": "A product"}
 """Functions and methods that losses written by hand are made of, and what they give."""
+SQUASHED = tuple((owner, name) for owner in (torch, Tensor, F) for name in ("softmax", "sigmoid", "log_softmax"))
+"""Functions and methods whose results a loss may not take; the modules of `torch.nn` call them."""
 LEAST = 10_000
 """Elements below which a conversion costs nothing worth telling (rule of thumb)."""
 MAX_PLACES = 50
@@ -89,6 +93,24 @@ class Conversions:
 def _named(tensor: Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     return kind if tensor.device.type == "cpu" else f"{kind} on {tensor.device.type}"
+
+
+def placed(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a call gives; the node of its result keeps the line that asked for it."""
+    result = dispatched(original, *args, **kwargs)
+    if (node := getattr(result, "grad_fn", None)) is not None:
+        node.metadata.setdefault(_LINE, own_line())
+    return result
+
+
+def line_of(tensor: Tensor, *, far: int = 4) -> str:
+    """Return the line in which a softmax or sigmoid made a tensor, views and slices aside; "" where none is known."""
+    node: Any = tensor.grad_fn
+    for _ in range(far):
+        if node is None or _LINE in node.metadata:
+            break
+        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+    return "" if node is None else str(node.metadata.get(_LINE, ""))
 
 
 def dispatched(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -121,7 +121,9 @@ class LoopFacts:
     def compared(self, name: str, inputs: Any, target: Any, loss: Any) -> None:  # noqa: D102
         if not torch.is_grad_enabled() and name in ("dropout", *CRITERIA):
             (self.modes.dropped if name == "dropout" else self.modes.measured)()
-        if name in ("seed", "manual_seed"):
+        if name == "eval":
+            self.modes.switched(target)
+        elif name in ("seed", "manual_seed"):
             self.loaders.seeded(self.updates)
         elif self.near and name == "multinomial":
             self.surrogates.drew(target)

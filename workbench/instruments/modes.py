@@ -76,6 +76,11 @@ class Modes:
         self.statistics.evaluated(module)
         return "evaluate"
 
+    def switched(self, module: nn.Module) -> None:
+        """Take in that `eval()` was called on a module."""
+        if (root := self._roots.get(id(module))) is not None:
+            root.lines["switched"] = own_line()
+
     def dropped(self) -> None:
         """Take in that a function drops units without gradient, unless that is the first pass of a checkpoint."""
         if self.asked is not None and not self.asked.wrong:
@@ -196,6 +201,12 @@ class _Unrecorded:
             if lines.total() >= MAX_LOOKS:
                 self._done.add(part)
         return part in self._done
+
+    def uncalled(self, model: nn.Module) -> set[int]:
+        """Return the parameters, by their ids, of the parts of a model that are never called; none where no part is known to be, as in a compiled model."""
+        parts = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
+        never = [part for part in parts if part not in self._done and id(part) not in self._parts]
+        return {id(p) for part in never for p in part.parameters(recurse=False)} if len(never) < len(parts) else set()
 
     def lines(self) -> dict[int, str]:
         """Return the parameters of these parts, by their ids, and the line in which each part is called most often."""

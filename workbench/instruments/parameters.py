@@ -114,11 +114,13 @@ class Parameters:
             if self._owned[key].requires_grad
         }
         hidden = [key for key in trained if key in unrecorded]
+        uncalled = set().union(*map(modes.unrecorded.uncalled, models))
         still = [name for name, size in self._largest.items() if float(size) == 0]
         return {
             "optimizers": {str(number): found for number, found in self._optimizers.items()},
             "owned": len(self._owned), "with_gradient": len(self._with_grad), "frozen": frozen, "looks": self._looks,
             "without_gradient": [*trained.values()][:MAX_NAMES], "without_grad_mode": [trained[key] for key in hidden][:MAX_NAMES],
+            "uncalled": [name for key, name in trained.items() if key in uncalled][:MAX_NAMES],
             "wiped": [name for key, name in trained.items() if key in self._reached][:MAX_NAMES],
             "without_grad_mode_line": unrecorded[hidden[0]] if hidden else "",
             "unowned": unowned[:MAX_NAMES], "strangers": len(strangers), "strangers_without_gradient": sum(key not in self._with_grad for key in strangers),

@@ -109,9 +109,8 @@ class Taps:
         with self._lock:
             left = [each for each in self.listeners if each is not listener]
             if self.listeners and not left:
-                self._criteria.clear()
-                self.wholes.clear()
-                self._kinds.clear()
+                for known in (self._criteria, self.wholes, self._kinds):
+                    known.clear()
                 self.hooked = False
                 for undo in (self._unwrap, self._undo):
                     while undo:
@@ -168,6 +167,7 @@ class Taps:
                 self._replace(found, "step", functools.partial(self._after, "scheduled"))
         for name in conversions.DROPOUTS:
             self._replace(F, name, self._drop)
+        self._replace(nn.Module, "eval", functools.partial(self._call, "eval"))
         self._replace(warnings, "showwarning", show_warning)
         self._replace(DataLoader, "__iter__", self._iterate)
         self._replace(BatchSampler, "__iter__", self._sample)
@@ -201,6 +201,8 @@ class Taps:
                         self._replace(whose, name, functools.partial(self._pair, gives))
                 for name in conversions.METHODS:
                     self._replace(Tensor, name, self._convert)
+                for owner, name in conversions.SQUASHED:
+                    self._replace(owner, name, conversions.placed)
                 for module, name in conversions.CALLS:
                     self._replace(sys.modules[module], name, functools.partial(self._call, name))
                 for owner, name in conversions.HOOKS:
@@ -320,16 +322,14 @@ class Taps:
             self._tell("scaled", given, result, functools.partial(original, scaler))
         return result
 
-    def _unscale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        done = original(scaler, *args, **kwargs)
+    def _unscale(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
         if scaler.is_enabled():
             self._tell("unscaled", args[0] if args else kwargs.get("optimizer"))
-        return done
 
     def _iterate(self, original: Any, loader: Any) -> Any:
         draws = Draws()
-        in_order = getattr(loader, "in_order", True) or not loader.num_workers
-        self._opening = (loader.batch_sampler if in_order else None, draws)
+        self._opening = (loader.batch_sampler if getattr(loader, "in_order", True) or not loader.num_workers else None, draws)  # fmt: skip
         try:
             with asked_workers(loader) as states:
                 self._tell("loader_begins", loader, states)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.conversions import PAIRED
+from workbench.instruments.conversions import PAIRED, line_of
 from workbench.instruments.losses.graphs import behind_weights, constant_of, is_unbounded
 from workbench.instruments.order import alone_of, plain_part
 from workbench.instruments.surroundings import has_values
@@ -79,6 +79,7 @@ class Criteria:
             return
         row = self._calls.setdefault(name, {"calls": 0, "line": own_line(), "broadcast": None, "classes": None})
         row["calls"], row["swapped"] = row["calls"] + 1, row.get("swapped", False) or swapped
+        row["made"] = row.get("made") or line_of(inputs)
         self._last = row["line"]
         node: Any = loss.grad_fn if isinstance(loss, Tensor) and loss.numel() == 1 else None
         if node is not None:

@@ -132,6 +132,11 @@ def _parameters(facts: Facts, updates: int, least_lr: float, unseen: Finding | N
         gradient = say("fail", "No parameter of the optimizer ever gets a gradient.", advice=[
             "Build the optimizer from the parameters of the model that the loss is computed with, after the model is on its device and wrapped.",
         ])  # fmt: skip
+    elif silent and len(facts["uncalled"]) == len(silent):
+        gradient = say(
+            "warn", f"{named(silent)} never get a gradient: their modules are never called. They are {len(silent)} of {facts['owned']} parameters of the optimizers.",
+            advice=["Call them in forward, or delete them."],
+        )  # fmt: skip
     elif silent:
         looks = f"{facts['looks']} updates"
         if facts["looks"] < updates:
@@ -194,7 +199,7 @@ def _eval_mode(facts: Facts, share: float) -> Finding:
     worst = max(wrong, key=lambda m: m["trained_in_eval"] / m["trained"])
     part = worst["trained_in_eval"] / worst["trained"]
     return say(
-        "fail", f"{worst['model']} is in evaluation mode in {'about ' * (part < 1)}{part:.0%} of its backward passes{at(worst['lines'], 'eval')}, which changes "
+        "fail", f"{worst['model']} is in evaluation mode in {'about ' * (part < 1)}{part:.0%} of its backward passes{at(worst['lines'], 'eval', also={'model.eval()': 'switched'})}, which changes "
         f"the outputs of {named(worst['depends_on_mode'])}.",
         value=part, unit="share of backward passes", threshold=share, advice=["Call model.train() at the start of every epoch, after every evaluation."],
     )  # fmt: skip

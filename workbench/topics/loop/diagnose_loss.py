@@ -306,11 +306,12 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
                            advice=[f"Change their places: {name}(outputs, targets)."])]  # fmt: skip
     if double:
         name, row = double[0]
-        lowest = _lowest(name, row)
+        lowest, sigmoid = _lowest(name, row), name == "binary_cross_entropy_with_logits"
+        place = at(row, "line", also={"sigmoid" if sigmoid else "softmax": "made"})
         say = partial(say, value=lowest, unit="least loss of an example")
         floor = "" if lowest is None else f" No example can have a loss below {lowest:.3f}, class weights aside."
-        if name == "binary_cross_entropy_with_logits":
-            return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{at(row, 'line')}: they look like probabilities.{floor}", advice=[
+        if sigmoid:
+            return [first, say("fail", f"{name} takes logits and gets values in [0, 1] alone{place}: they look like probabilities.{floor}", advice=[
                 "Leave the sigmoid out of the model, or use binary_cross_entropy.",
             ])]  # fmt: skip
         takes = "logits" if name == "cross_entropy" else "logarithms of probabilities"
@@ -320,5 +321,5 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
                 "Give log_softmax to kl_div.",
                 "the loss is not least where both distributions agree, and falls below 0",
             )
-        second = say("fail", f"{name} takes {takes} and gets probabilities{at(row, 'line')}: they lie in [0, 1] and sum to 1 in every row, so {so}.{floor}", advice=[fix])  # fmt: skip
+        second = say("fail", f"{name} takes {takes} and gets probabilities{place}: they lie in [0, 1] and sum to 1 in every row, so {so}.{floor}", advice=[fix])  # fmt: skip
     return [first, second]

@@ -50,7 +50,8 @@ def rows_of(record: RecordLike) -> pd.DataFrame:
     return mine
 
 
-def at(lines: Mapping[str, str], *tokens: str) -> str:
-    """Return " (train.py:31)" for the first of these calls whose line is known, "" where none is."""
-    line = next((lines[token] for token in tokens if lines.get(token)), "")
-    return f" ({line})" if line else ""
+def at(lines: Mapping[str, str], *tokens: str, also: Mapping[str, str] | None = None) -> str:
+    """Return " (train.py:31)" for the first of these calls whose line is known, "" where none is; `also` names others by what they do, as in " (train.py:31; softmax in train.py:12)"."""
+    known = [line for line in (next((lines[token] for token in tokens if lines.get(token)), ""),) if line]
+    known += [f"{what} in {lines[token]}" for what, token in (also or {}).items() if lines.get(token)]
+    return f" ({'; '.join(known)})" if known else ""

@@ -213,7 +213,7 @@ def diagnose_instability(
 
 def _finding(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> Finding:
     evidence = _evidence(study, code, hits, usual_interval)
-    lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back), default=None)
+    lead = min(hits, key=lambda h: (ZONES.index(h.zone), h.back, h.item.curve.lr), default=None)
     own = [h for h in hits if h.zone == "own"]
     if (lead is None or lead.zone in ("other", "far")) and not study.vouching(code):
         return CODES.not_measured(code, _silent(study, lead), evidence=evidence)
@@ -276,8 +276,7 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
     }[lead.zone]  # fmt: skip
     if lead.zone in ("below", "near") and study.harmful is False:
         where += "; no fix improved the result, so this costs nothing"
-    trials = {row["trial"] for row in evidence["hits"]}
-    more = f" (seen in {len(trials)} trials)" if len(trials) > 1 else ""
+    more = _where_else(study, lead, evidence["hits"])
     at = f"{_at_lr(lead.item.curve.lr)}{at}"
     text = f"{_NAME[code]}{at and ','}{at}{where}{more}."
     if lead.zone == "other":
@@ -296,6 +295,19 @@ def _summary(study: _Instability, code: str, lead: _Hit, evidence: Mapping[str, 
     if evidence.get("replay") and lead.zone == "own":
         text += told_replay(evidence["replay"])
     return text
+
+
+def _where_else(study: _Instability, lead: _Hit, hits: Sequence[Mapping[str, Any]]) -> str:
+    """Return in how many runs of the person's own config it was seen, and at how many other learning rates."""
+    own = {row["trial"] for row in hits} & study.own
+    others = {row["lr"] for row in hits} - {lead.item.curve.lr}
+    parts = [f"in {len(own)} of {len(study.own)} runs of the baseline"] if own and len(study.own) > 1 else []
+    if others:
+        larger = all(lr > lead.item.curve.lr for lr in others)
+        parts.append(f"and at {counted(len(others), 'larger lr' if larger else 'other lr')}")
+    elif not parts and (trials := len({row["trial"] for row in hits})) > 1:
+        parts.append(f"in {trials} trials")
+    return f" ({' '.join(parts)})" if parts else ""
 
 
 def _evidence(study: _Instability, code: str, hits: Sequence[_Hit], usual_interval: int) -> dict[str, Any]:
