@@ -77,6 +77,15 @@ def test_an_own_lr_outside_of_what_trains_best_is_told_how_far_it_is() -> None:
     assert made.answers[0].text == "Not decided: fix loss.unbounded first. About lr.best. About lr.unstable."
 
 
+def test_what_follows_is_folded_under_the_codes_that_it_follows_from() -> None:
+    """An answer rests on measurements too, from which nothing follows."""
+    made = Diagnosis(
+        findings=(finding("lr.too_high", "fail"), finding("stability.early", "fail"), WELL[0], WELL[3]),
+        recommendation=KEPT,
+    )
+    assert "From lr.too_high follow: x stability.early" in repr(made)
+
+
 def test_remarks_and_what_follows_are_named_and_are_no_health() -> None:
     remark = finding("batch_size.noise_scale", "warn")
     assert answered(remark)["Anything broken"] == "Nothing found in 2 checks. Good to know: batch_size.noise_scale."

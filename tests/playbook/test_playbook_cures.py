@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import workbench as wb
 from tests.helpers.workloads import small_workload
@@ -111,10 +112,14 @@ def test_the_restarts_of_a_schedule_of_ones_own_are_planned(tmp_path: Path) -> N
     assert (finding.status, len(finding.evidence["restarts"])) == ("ok", 3)
 
 
-@pytest.mark.parametrize("limit", [1e-3, 100.0])
-def test_where_nearly_every_step_is_clipped_no_sweep_looks_for_an_lr(tmp_path: Path, limit: float) -> None:
+def own_descent(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr)
+
+
+@pytest.mark.parametrize(("limit", "rule"), [(1e-3, "sgd"), (1e-3, own_descent), (100.0, "sgd")])
+def test_where_nearly_every_step_is_clipped_no_sweep_looks_for_an_lr(tmp_path: Path, limit: float, rule: Any) -> None:
     """The lr would make up for the threshold: the clip is loosened, at the person's own lr."""
-    config = {"optimizer": "sgd", "peak_lr": 0.05, "total_steps": 100, "batch_size": 48, "max_grad_norm": limit}
+    config = {"optimizer": rule, "peak_lr": 0.05, "total_steps": 100, "batch_size": 48, "max_grad_norm": limit}
     workload = small_workload(config=config, validation_data=small_workload(examples=64).train_data)
     found = wb.diagnose(workload, out=tmp_path / "s", instability=InstabilityStudy(confirm_all=False, fixes=()))
     highest = float(open_record(tmp_path / "s").trials["peak_lr"].max())

@@ -87,6 +87,8 @@ def test_a_threshold_far_below_the_norms_is_named_with_its_line_and_what_to_use(
         == f"clip_grad_norm_: max_norm 0.01 -> {wanted:.3g}, or leave it out (tests/programs/test_constants.py:{line})"
     )
     assert not any(text.startswith("lr:") for text in paste)
+    assert f"Lines to change:\n{paste[0]}\n" in repr(diagnosis), "the verdict refers to it"
+    assert "<h2>Lines to change</h2>" in (tmp_path / "study" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("limit", "most", "runs"), [(1.5, 0.31, False), (0.7, 0.8, True)])

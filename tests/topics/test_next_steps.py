@@ -51,6 +51,14 @@ def test_a_smaller_lr_that_was_proven_better_is_no_last_resort(adopted, changed,
     assert step.done is done
 
 
+@pytest.mark.parametrize(("code", "left"), [("units.dropped", 1), ("architecture.no_norm", 2)])
+def test_no_more_lrs_are_advised_until_a_fault_is_mended(code: str, left: int):
+    """The best one is another without the fault; a remark is none."""
+    found = said((code, "warn", ("Mend it.",)), ("lr.unstable", "not_measured", ("Try lrs above 1.",)))
+    lines = [step.line for step in next_steps(record([trial(FALLING, 0.1)]), found)]
+    assert lines == ["Mend it.", "Try lrs above 1."][:left]
+
+
 @pytest.mark.parametrize(("rule", "left"), [("momentum", True), ("adamw", False)])
 def test_nobody_who_trains_with_adam_is_told_to_and_a_program_is_given_no_study_of_workloads(rule: str, left: bool):
     optimizer = str(ADVICE["optimizer"])

@@ -193,6 +193,17 @@ def test_a_healthy_workload() -> None:
     assert facts["no_gradient"] == facts["no_update"] == facts["nonfinite_gradient"] == facts["frozen"] == []
 
 
+@pytest.mark.parametrize("rule", [torch.optim.SGD, lambda p, lr: torch.optim.Adam(p, lr, eps=1.0)])
+def test_a_bias_before_batch_norm_gets_no_gradient_but_rounding(rule: Any) -> None:
+    """Its mean is taken away again, and the update of what is left is rounded away: nothing that an optimizer could move."""
+    net = lambda: nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))  # noqa: E731
+    workload = classes(X, Y).replace(build_model=net)
+    facts = collected(workload.replace(config=workload.config.replace(optimizer=rule, peak_lr=1e-3, batch_size=48)))
+    assert facts["no_update"] == []
+    last = collected(workload.replace(config=workload.config.replace(optimizer=lambda p, lr: rule(list(p)[-2:], lr))))
+    assert {"0.weight", "1.weight"} <= set(last["no_update"])
+
+
 @pytest.mark.parametrize(
     ("workload", "said"),
     [

@@ -25,6 +25,8 @@ _FREE = {
 _SAME = tuple(field.name for field in fields(TrainConfig) if field.name not in _FREE)
 _PLAIN_RULES = frozenset({"sgd", "momentum", "nesterov"})
 """Rules whose step is proportional to the gradient, so that a shorter gradient is a smaller lr."""
+PLAIN = "plain"
+"""Name among the constants of a person's own optimizer of whether it is such a rule, 1 or 0."""
 ADAPTIVE_RULES = frozenset({"rmsprop", "adam", "nadam", "adamw"})
 """Rules that divide by the root of a mean of squared gradients, and so divide out whatever shortens all of them alike."""
 
@@ -252,7 +254,8 @@ def fixed_step(record: RecordLike, *, frac: float = 0.9, tried: bool = True) -> 
     whether that may be, before it was trained without.
     """
     limit, lr = max_grad_norm_of(record.config), record.config.get("peak_lr")
-    if limit is None or str(record.config.get("optimizer")) not in _PLAIN_RULES:
+    constants = (record.facts.get("replaced") or {}).get("constants") or {}
+    if limit is None or not (str(record.config.get("optimizer")) in _PLAIN_RULES or constants.get(PLAIN)):
         return False
     own = {"max_grad_norm": limit, "lr": lr, "seed": record.config.get("shared_seed")}
     rows = [row for row in clipped_runs(record) if all(row[name] == value for name, value in own.items())]

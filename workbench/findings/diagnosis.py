@@ -185,9 +185,10 @@ class Diagnosis:
 
     @property
     def undecided(self) -> bool:
-        """Whether there is no config to train with: something has to be mended or measured first."""
-        changed = (self.recommendation or {}).get("changed")
-        return not changed and any(a.question == "Config" and a.status != "ok" for a in self.answers)
+        """Whether there is no config to train with and no line to change: something has to be mended or measured first."""
+        found = self.recommendation or {}
+        known = found.get("changed") or found.get("lines")
+        return not known and any(a.question == "Config" and a.status != "ok" for a in self.answers)
 
     @property
     def badge(self) -> tuple[Status, str]:
@@ -233,7 +234,8 @@ class Diagnosis:
         lines += [_paragraph(a.status, a.text, a.question, wide=17) for a in self.answers]
         after = {f.code: then for f, then in listed(self.findings)}
         for answer in self.answers:
-            lines += _codes([f for code in answer.codes for f in after.get(code, ())], said=answer.codes)
+            said = [code for code in answer.codes if after.get(code)]
+            lines += _codes([f for code in said for f in after[code]], said=said)
         lines += _told([(f, after[f.code]) for f in told])
         if alike := self.same_reason():
             lines.append(_paragraph("not_measured", f"{len(alike)} more not measured for the reason above: {', '.join(names_of(alike))}"))  # fmt: skip

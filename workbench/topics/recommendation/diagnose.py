@@ -25,7 +25,7 @@ from workbench.curves.seed_comparison import (
 from workbench.curves.selection import compare_selected, ended_early, selected
 from workbench.curves.trial_curves import RecordLike, equal, plain_cell
 from workbench.findings.advice import ADVICE
-from workbench.findings.causes import causes_first
+from workbench.findings.causes import causes_first, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK, length_of_runs
 from workbench.record.roles import SHORT, Role
@@ -357,8 +357,13 @@ def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
         done.add(str(ADVICE["lower_lr"]))  # proven better, it is no last resort, but what was wrong
     adaptive = str(record.config.get("optimizer")) in ("adam", "adamw", "nadam")  # the advice is to try Adam
     held = found.get("candidate") is not None and not adopted  # it had the best learning rate, or a better config
+    moot = bool(
+        vetoes_tuning(diagnosis.findings)
+    )  # what to measure of lrs next: another one is the best once the fault is mended
     steps: dict[str, NextStep] = {}
     for finding in causes_first(f for f in diagnosis.findings if f.status != "ok"):
+        if moot and finding.status == "not_measured" and finding.code.startswith("lr."):
+            continue
         in_vain = finding.code == "lr.too_low" and held
         for line in finding.advice:
             if adaptive and line == str(ADVICE["optimizer"]):

@@ -14,6 +14,7 @@ from torch import nn
 
 from workbench.checks import check_integer
 from workbench.config import TrainConfig
+from workbench.curves.clipping import PLAIN
 from workbench.curves.judged import failed_when_proved, judged
 from workbench.curves.seed_comparison import prove, worth_more_seeds
 from workbench.curves.trial_curves import TrialCurve
@@ -224,7 +225,7 @@ def torch_constants(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     decoupled = isinstance(optimizer, torch.optim.AdamW) or any(
         g.get("decoupled_weight_decay") for g in optimizer.param_groups
     )
-    return found | {DECOUPLED: float(decoupled)}
+    return found | {DECOUPLED: float(decoupled), PLAIN: float(isinstance(optimizer, torch.optim.SGD))}
 
 
 def _with(config: TrainConfig, suspect: Suspect) -> TrainConfig:
