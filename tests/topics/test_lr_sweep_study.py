@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import workbench as wb
 from tests.helpers import simulated_records as simulated
@@ -140,6 +141,28 @@ def test_within_ten_percent_of_the_parabola(optimizer: Any, scale: float) -> Non
     assert found.value == pytest.approx(exact, rel=0.1)
     assert found.below <= exact <= found.above
     assert found.forwards < 20
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_loss_that_a_sigmoid_bounds_gives_the_scale_of_its_minimum(optimizer: Any) -> None:
+    """Rare targets: outputs of 0 cost less than those of the start, so that no step, however long, raises the loss above it."""
+    draw = torch.Generator().manual_seed(0)
+    data = TensorDataset(
+        0.02 * torch.randn(256, 4, generator=draw), (torch.rand(256, 1, generator=draw) < 0.15).float()
+    )
+    config = wb.TrainConfig(peak_lr=0.1, total_steps=20, batch_size=256, optimizer=optimizer)
+    net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Sigmoid())  # noqa: E731
+    workload = wb.regression(name="rare", build_model=net, train_data=data, validation_data=data, config=config)
+    found, model, (x, y) = measure_critical_lr(workload, config, CPU), build_model(workload, config, CPU), data.tensors
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    along = [p.grad.sign() if optimizer == "adam" else p.grad for p in model.parameters() if p.grad is not None]
+    steps, losses = np.geomspace(1e-3, 1e6, 400), []
+    for step in steps:
+        weight, bias = (p - step * g for p, g in zip(model.parameters(), along, strict=True))
+        losses.append(float(((x @ weight.T + bias).sigmoid() - y).square().mean().detach()))
+    lowest = steps[int(np.argmin(losses))]
+    assert losses[-1] < losses[0]
+    assert lowest / 4 <= found.below <= 4 * lowest
 
 
 def tried(level: Callable[[float], float], **fields: Any) -> list[float]:

@@ -43,12 +43,15 @@ def measure_critical_lr(
     factor: float = 4.0,
     tolerance: float = 1.1,
     decades: float = 12.0,
+    bounded: float = 100.0,
 ) -> CriticalLR:
     """Bracket the critical lr of a fresh model on its first batch; the caller's random state is left bit for bit as it was.
 
     Starts at 2 |loss| / (g.u), where a parabola with its minimum at 0 would be back at its start, multiplies or
     divides by `factor` per forward pass until the loss is bracketed, at most `decades` away, then halves the bracket until it is
-    narrower than `tolerance`. Only the update's direction is the config's.
+    narrower than `tolerance`. Only the update's direction is the config's. Where the loss is still below its start `bounded` times further
+    away, though not as low as it was, it has an upper bound, as behind a sigmoid: then the bracket is that of a parabola with its minimum
+    where this loss is lowest, which is known to a factor of `factor` (both rules of thumb).
     """
     config = config.replace(warmup_steps=0, schedule="constant")
     with isolated_rng():
@@ -64,7 +67,7 @@ def measure_critical_lr(
         if not math.isfinite(slope) or slope <= 0 or not math.isfinite(start):
             return CriticalLR(0.0, math.inf, 0)
 
-        def raises(step: float) -> bool:
+        def loss_at(step: float) -> float:
             stack.values.copy_(origin - step * direction)
             total = weight = 0.0
             with torch.no_grad(), isolated_rng():
@@ -73,7 +76,10 @@ def measure_critical_lr(
                         _, losses, weights = per_example(workload, stack.models[0], batch, examples)
                     weights = torch.ones_like(losses) if weights is None else weights
                     total, weight = total + float((weights * losses).sum()), weight + float(weights.sum())
-            return not total / weight < start
+            return total / weight
+
+        def raises(step: float) -> bool:
+            return not loss_at(step) < start
 
         first = 2 * abs(start) / slope if start else 1.0
         tries, forwards = math.ceil(decades * math.log(10) / math.log(factor)), 1
@@ -82,6 +88,12 @@ def measure_critical_lr(
             probe = high / factor if low == 0.0 else low * factor
             low, high = (low, probe) if raises(probe) else (probe, high)
             forwards += 1
+        if low > bounded * first:
+            lowest, loss = first, loss_at(first)
+            while lowest > low / 10**decades and (smaller := loss_at(lowest / factor)) < loss:
+                lowest, loss, forwards = lowest / factor, smaller, forwards + 1
+            if loss < loss_at(low):
+                return CriticalLR(lowest, factor * lowest, forwards)
         while low > 0.0 and math.isfinite(high) and high / low > tolerance:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if raises(middle) else (middle, high)
