@@ -245,8 +245,8 @@ def no_signal(
     own = found.get("own") or {}
     if "z" in own and own["rows"] >= few_rows and max(own["z"].values()) >= _CLEAR_Z:
         return say(
-            "fail", f"{nothing}, though those of validation can be ({what} {max(own['score'].values()):.2g}): the targets of training do not belong to their inputs.",
-            advice=("Look at how inputs and targets of training are put together: is one of the two shuffled, or joined by the wrong key?",),
+            "fail", f"{nothing}, though those of validation can be ({what} {max(own['score'].values()):.2g}): the targets of training do not belong to their inputs, or too many of them are wrong.",
+            advice=("Look at how inputs and targets of training are put together: is one of the two shuffled or joined by the wrong key, or are many labels wrong?",),
         )  # fmt: skip
     status, why = _trained(trained or {})
     if status == "ok":
