@@ -422,3 +422,57 @@ def test_a_rare_class_that_is_never_right_is_told_and_one_that_is_learned_is_not
     assert (found.status, "accuracy hides the rare ones" in found.summary) == (
         ("ok", False) if learned else ("warn", True)
     )
+
+
+def margins(one: Tensor, other: Tensor) -> Tensor:
+    return F.relu(1 - (one - other)).mean()
+
+
+RANKED: dict[str, tuple[Loss, str]] = {
+    "each with its own": (lambda p, _: margins(p[:, :1], p[:, 1:]), "ok"), "one of them squeezed": (lambda p, _: margins(p[:, :1].sin(), p[:, 1].sin()), "fail"),
+    "all pairs of one": (lambda p, _: margins(s := p[:, :1].sin(), s.squeeze(1)), "ok"),
+    "all pairs, asked for by view": (lambda p, _: margins(p[:, 0].sin().view(-1, 1), p[:, 1].sin()), "ok"),
+    "all pairs, asked for by None": (lambda p, _: margins(p[:, 0].sin()[:, None], p[:, 1].sin()), "ok"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_two_trained_scores_whose_shapes_broadcast_are_told_and_pairs_that_are_asked_for_are_not(
+    name: str, tmp_path: Path
+) -> None:
+    loss, status = RANKED[name]
+    torch.manual_seed(0)
+    found = watched(tmp_path / "run", loss, nn.Linear(4, 2), torch.randn(40, 4), torch.randn(40))["loss.broadcast"]
+    assert found.status.replace("not_measured", "ok") == status, found.summary
+    assert status == "ok" or "test_loop_by_hand.py" in found.summary
+
+
+def exclusive(p: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(p, y)
+
+
+SEVERAL: dict[str, tuple[Loss, str]] = {
+    "cross-entropy": (exclusive, "warn"), "of shares": (lambda p, y: F.cross_entropy(p, y / y.sum(1, keepdim=True).clamp(min=1)), "ok"),
+    "of one": (lambda p, y: F.cross_entropy(p, F.one_hot(y.argmax(1), 6).float()), "ok"), "softmax": (lambda p, y: F.binary_cross_entropy(p.softmax(1), y), "fail"),
+    "softmax, of one": (lambda p, y: F.binary_cross_entropy(p.softmax(1), F.one_hot(y.argmax(1), 6).float()), "ok"),
+    "sigmoid": (lambda p, y: F.binary_cross_entropy(p.sigmoid(), y), "ok"), "logits": (lambda p, y: F.binary_cross_entropy_with_logits(p, y, reduction="mean"), "ok"),
+    "broken": (lambda p, y: F.cross_entropy(p, y * math.nan), "ok"), "smoothed": (lambda p, y: F.cross_entropy(p, F.one_hot(y.argmax(1), 6) * 0.9 + 0.1 / 6), "ok"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_examples_with_several_classes_that_exclude_each_other_are_told(name: str, tmp_path: Path) -> None:
+    loss, status = SEVERAL[name]
+    torch.manual_seed(0)
+    y = (torch.rand(40, 6) < 0.4).float()
+    found = watched(tmp_path / "run", loss, nn.Linear(4, 6), torch.randn(40, 4), y)["loss.double_softmax"]
+    assert (found.status, "several classes" in found.summary) == (status, status != "ok"), found.summary
+
+
+def test_counts_of_many_items_and_pairs_of_a_batch_are_no_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    for items in (16, 120):
+        y = (torch.rand(40, items) < 0.4).float()
+        out = tmp_path / f"run{items}"
+        found = watched(out, exclusive, nn.Linear(4, items), torch.randn(40, 4), y)["loss.double_softmax"]
+        assert found.status == "ok", found.summary

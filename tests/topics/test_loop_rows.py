@@ -1,7 +1,9 @@
-"""Whether the output of an example depends on the others of its batch: what mixes them by mistake, beside what mixes them on purpose or not at all."""
+"""Whether the output of an example depends on the others of its batch, or one axis is taken for another: what mixes them by mistake, beside what mixes them on purpose or not at all."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench as wb
+from workbench.instruments.losses.classes import turns
 
 ROWS, LENGTH, FEATURES = 32, 12, 5
 
@@ -197,3 +200,98 @@ def test_a_threshold_is_in_force_only_where_a_step_uses_what_it_clips(
     axes = wb.loop.plot(record)
     assert any("clipped above" in text.get_text() for text in axes.get_legend().get_texts()) is (limit is not None)
     assert axes.get_ylim()[0] > 1e-9
+
+
+class Heads(nn.Module):
+    """Attention by hand over positions, whose heads are split, or merged, by a view alone, or whose softmax runs over `axis`."""
+
+    def __init__(self, wrong: str = "", axis: int = -1, width: int = 32) -> None:
+        super().__init__()
+        self.wrong, self.axis, self.heads = wrong, axis, 4
+        self.qkv, self.out = nn.Linear(FEATURES, 3 * width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, places, width = len(x), x.shape[1], self.out.in_features
+        parts = self.qkv(x).chunk(3, -1)
+        if self.wrong == "split":
+            q, k, v = (part.reshape(rows, self.heads, places, -1) for part in parts)
+        else:
+            q, k, v = (part.view(rows, places, self.heads, -1).transpose(1, 2) for part in parts)
+        found = F.dropout(((q @ k.mT) / 3).softmax(self.axis), 0.1, self.training) @ v
+        found = found if self.wrong == "merge" else found.transpose(1, 2)
+        return self.out(found.reshape(rows, places, width)[:, 0])  # type: ignore[no-any-return]
+
+
+class Viewed(nn.Module):
+    """Places of a convolution, which come last, or the states of both directions, which come first, laid out by `view`."""
+
+    def __init__(self, view: Callable[[Tensor], Tensor], width: int = 12, *, directions: bool = False) -> None:
+        super().__init__()
+        self.one: nn.Module = nn.GRU(FEATURES, 6, bidirectional=True, batch_first=True) if directions else nn.Conv1d(FEATURES, 12, 3, padding=1)  # fmt: skip
+        self.view, self.two = view, nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.one(x)[1] if isinstance(self.one, nn.GRU) else self.one(x.mT)
+        out = self.two(self.view(out).relu())
+        return out.flatten(1).mean(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class Relative(Heads):
+    """The same with distances between places, which are shifted by a view as in Transformer-XL: filled up before it, or cut off after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.qkv(x)[:, None, :, :16]
+        scores = q @ torch.randn(16, x.shape[1])
+        padded = F.pad(scores, (1, 0)) if self.wrong == "pad" else torch.cat([scores[..., :1], scores], -1).relu()
+        shifted = padded.view(len(x), 1, x.shape[1] + 1, x.shape[1])[:, :, 1:]
+        return self.out((shifted.softmax(-1) @ q.repeat(1, 1, 1, 2))[:, 0, 0])  # type: ignore[no-any-return]
+
+
+TURNED: dict[str, tuple[Callable[[], nn.Module], int, str]] = {
+    "heads are merged": (lambda: Heads("merge"), 11, "viewed from (32, 4, 11, 8) as (32, 11, 32)"),
+    "heads are merged, sizes that divide each other": (lambda: Heads("merge"), 16, "viewed from (32, 4, 16, 8) as (32, 16, 32)"),
+    "heads are split": (lambda: Heads("split"), 11, "viewed from (32, 11, 32) as (32, 4, 11, 8)"),
+    "places": (lambda: Viewed(lambda out: out.view(len(out), -1, 12)), 9, "viewed from (32, 12, 9) as (32, 9, 12)"),
+    "softmax over heads": (lambda: Heads(axis=1), 11, "sum to 1 over axis 1, and weigh a sum over axis 3"),
+    "softmax over queries": (lambda: Heads(axis=2), 11, "sum to 1 over axis 2, and weigh a sum over axis 3"),
+}  # fmt: skip
+IN_PLACE: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "heads": (Heads, 11), "heads, sizes that divide each other": (Heads, 16), "heads as many as places": (Heads, 4),
+    "places": (lambda: Viewed(lambda out: out.mT.reshape(len(out), -1, 12)), 9),
+    "pairs of places": (lambda: Viewed(lambda out: out.mT.reshape(len(out), -1, 24), 24), 10),
+    "channels in two": (lambda: Viewed(lambda out: out.view(len(out), 2, 6, -1).transpose(1, 2).reshape(len(out), 12, -1).mT), 9),
+    "both directions": (lambda: Viewed(lambda out: torch.cat([*out], -1), directions=True), 9),
+    "all at once": (lambda: Viewed(lambda out: out.reshape(len(out), -1), 108), 9),
+    "distances, filled up": (lambda: Relative("pad"), 9), "distances, cut off": (lambda: Relative("cut"), 9),
+    "attention of torch": (lambda: Sequences(nn.TransformerEncoderLayer, first=True), 11),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_an_axis_that_is_taken_for_another_is_told_with_the_layer_before_it(name: str, tmp_path: Path) -> None:
+    build, length, said = TURNED[name]
+    found = judged((build, F.mse_loss, length, True), tmp_path / "run")
+    assert found.status == "warn", found.summary
+    assert said in found.summary
+    assert re.search(r"behind (qkv|one) .*\(.*test_loop_rows.py:\d+\)", found.summary), found.summary
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_axes_that_are_merged_split_or_turned_as_they_should_be_rouse_nothing(name: str, tmp_path: Path) -> None:
+    build, length = IN_PLACE[name]
+    found = judged((build, F.mse_loss, length, True), tmp_path / "run")
+    assert found.status == "ok", found.summary
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wrong"),
+    [
+        ((64, 32, 7, 7), (64, 49, 32), True), ((64, 32, 7, 7), (64, 32, 49), False), ((32, 20, 16), (20, 32, 16), True), ((2, 33, 16), (33, 32), True),
+        ((8, 100, 40), (8, 50, 80), False), ((8, 64, 32), (8, 32, 64), False), ((64, 128), (64, 8, 4, 4), False), ((64, 1, 7), (7, 64), True),
+        ((), (1,), False), ((0, 4), (4, 0), False), ((5,), (5,), False), ((2, 3, 5, 7, 11, 13), (3, 2, 5, 7, 11, 13), False),
+    ],
+)  # fmt: skip
+def test_views_that_permute_are_told_from_those_that_merge_split_or_stack(before: tuple[int, ...], after: tuple[int, ...], wrong: bool) -> None:  # fmt: skip
+    """Of more than five axes nothing is said."""
+    assert turns(before, after) is wrong
+    assert math.prod(before) == math.prod(after)

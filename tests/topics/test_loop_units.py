@@ -273,3 +273,27 @@ def test_a_trained_model_and_probabilities_at_their_bounds_are_no_fault(tmp_path
 def test_what_a_graph_does_not_show_is_not_measured(tmp_path: Path) -> None:
     found = train(Checkpointed(), tmp_path / "run")
     assert [found[code].status for code in CODES] == ["not_measured"] * 6 + ["ok"] * 2
+
+
+@pytest.mark.parametrize(
+    ("activation", "order", "status"),
+    [(nn.ReLU, 2, "fail"), (nn.LeakyReLU, 2, "fail"), (nn.ReLU6, 2, "fail"), (nn.ReLU, 1, "ok"), (nn.Tanh, 2, "ok"), (nn.SiLU, 2, "ok"), (nn.ELU, 2, "ok")],
+)  # fmt: skip
+def test_second_derivatives_that_are_zero_everywhere_are_told(
+    activation: type[nn.Module], order: int, status: str, tmp_path: Path
+) -> None:
+    """A loss of first derivatives, as a gradient penalty, takes ReLU."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 16), activation(), nn.Linear(16, 16), activation(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(12):
+            x = torch.rand(32, 2, requires_grad=True)
+            u = first = model(x)
+            for _ in range(order):
+                first = torch.autograd.grad(first.sum(), x, create_graph=True)[0][:, :1]
+            optimizer.zero_grad()
+            (first + u).square().mean().backward()
+            optimizer.step()
+    found = run.diagnose()["gradients.vanishing"]
+    assert (found.status, "second derivatives" in found.summary) == (status, status == "fail"), found.summary

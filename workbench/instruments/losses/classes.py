@@ -1,10 +1,13 @@
-"""`Classes`: whether the probabilities that a loss picks a class from sum to 1 over the classes, or over something else; `Recall`: how many of each class are right."""
+"""`Classes`: whether the probabilities that a loss picks a class from sum to 1 over the classes, or over something else; `Recall`: how many of each class are right; `turned_axes`: views and attention that take one axis for another."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ Compared = tuple[str, Tensor, Tensor, Tensor]
 LOOKS, _FAR, _LAST, _MOST = 5, 16, 20, 2**20
 """Backward passes that are looked at, nodes between a softmax and the choice of a class, last batches in which classes are counted, and numbers of outputs of one (rules of thumb)."""
 _SHAPED = ("View", "UnsafeView", "Reshape", "Unsqueeze", "Squeeze")
-_KEPT = ("Neg", "Log", "Add", "Sub", "Mul", "Div", "Clamp", "ToCopy", "Clone", "Alias", "Expand", "Slice")
+_KEPT = ("Neg", "Log", "Add", "Sub", "Mul", "Div", "Clamp", "ToCopy", "Clone", "Alias", "Expand", "Slice", "NativeDropout")  # fmt: skip
 """How the names of nodes begin that lay numbers out anew, and that leave each axis where it is."""
 
 
@@ -77,6 +80,67 @@ class Recall:
         targets, said = torch.cat(late, 1) if late else torch.zeros(2, 0)
         right = targets == said
         return [{"class": c, "total": int((targets == c).sum()), "correct": int((right & (targets == c)).sum())} for c in targets.unique().tolist()]  # fmt: skip
+
+
+def turned_axes(nodes: Collection[Any]) -> dict[str, Any] | None:
+    """Return the first node of a graph that takes one axis for another, and what it does to which shape; None where none does.
+
+    It may be a view that gives the shape of a permutation, as `out.reshape(B, N, C)` of (B, heads, N, C / heads) without a transpose. What is filled up
+    before or cut off after it, as for relative positions, is shifted so on purpose. Or it is a softmax of products that weighs a sum over another of its axes; over what is
+    divided by its own sum after it, as slots that compete for places are, nothing is said.
+    """
+    cut = {parent for node in nodes if node.name().startswith(("Slice", "Index")) for parent, _ in node.next_functions}
+    for node in sorted(nodes, key=lambda each: each._sequence_nr()):
+        name, parent = node.name(), next((parent for parent, _ in node.next_functions if parent is not None), None)
+        if parent is None:
+            continue
+        if name in _VIEWS and node not in cut and not parent.name().startswith(("Cat", "ConstantPad", "Slice")):
+            before, after = tuple(node._saved_self_sym_sizes), tuple(node._input_metadata[0].shape)
+            if turns(before, after):
+                return {"node": node, "before": [*before], "after": [*after]}
+        elif name == "BmmBackward0" and node.next_functions[0][0] is not None:
+            weights, place = node.next_functions[0]
+            found, axis = softmax_behind(weights, place, 2) or (None, None)
+            if found is None or axis is None or "Log" in found.name() or not _of_products(found):
+                continue
+            shape = found._saved_result.shape
+            own = along(found._saved_dim, len(shape))
+            if own != axis and shape[own] > 1:
+                return {"node": node, "shape": [*shape], "axis": own, "summed": axis}
+    return None
+
+
+_VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+
+
+@functools.lru_cache(maxsize=4096)
+def turns(before: tuple[int, ...], after: tuple[int, ...], *, most: int = 5) -> bool:
+    """Tell whether a view gives the shape of a permutation of up to `most` axes, and none that merges or splits neighbours.
+
+    Where sizes divide each other it may also stack neighbours, as frames in pairs, so that only heads, or places, that go in or out of an axis are told then.
+    """
+    few, many = sorted(([n for n in shape if n > 1] for shape in (before, after)), key=len)
+    if len(few) < 2 or len(many) > most:
+        return False
+    cuts, others = (set(itertools.accumulate(sizes, operator.mul)) for sizes in (few, many))
+    every = sorted(cuts | others)
+    sides = itertools.groupby(every, key=lambda cut: cut in cuts and cut in others)
+    apart = [{cut in cuts for cut in run} for both, run in sides if not both]
+    stacks = all(not b % a for a, b in itertools.pairwise(every)) and (len(few), len(many)) != (3, 4)
+    if all(len(side) < 2 for side in apart) or stacks:
+        return False
+    return any(cuts <= set(itertools.accumulate(order, operator.mul)) for order in itertools.permutations(many))
+
+
+def _of_products(softmax: Any) -> bool:
+    """Tell whether what a softmax is given are products of what is trained, as of queries and keys."""
+    nodes = [softmax]
+    for _ in range(_FAR):
+        nodes = [parent for node in nodes for parent, _ in node.next_functions if parent is not None]
+        if any(node.name() == "BmmBackward0" and all(p is not None for p, _ in node.next_functions) for node in nodes):
+            return True
+        nodes = [node for node in nodes if node.name().startswith((*_KEPT, *_SHAPED, "MaskedFill", "Where", "Transpose", "Permute"))]  # fmt: skip
+    return False
 
 
 def _picked(node: Any) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.conversions import PAIRED, line_of
+from workbench.instruments.conversions import DIFFERENCE, PAIRED, line_of
 from workbench.instruments.losses.graphs import behind_weights, constant_of, is_unbounded
 from workbench.instruments.order import alone_of, plain_part
 from workbench.instruments.surroundings import has_values
@@ -50,6 +51,7 @@ class Criteria:
             tuple[str, int], list[Tensor]
         ] = {}  # some numbers of each that outputs were paired with, by its place in the pass
         self._values: dict[str, list[Tensor]] = {}
+        self._several: dict[str, list[Tensor]] = {}  # whether targets are classes, and some rows have several
         self.dropped: dict[str, Any] = {"p": 0.0, "line": ""}  # the highest rate of a dropout
         self.settled = False
 
@@ -67,8 +69,13 @@ class Criteria:
             return
         if by_hand:
             # with each other, as where they are ranked, or the same of every example
-            compared = _trained(target) or inputs.is_leaf
-            asked = inputs.dim() == target.dim() + 1 and str(inputs.grad_fn).startswith("<Unsqueeze")
+            pair = _trained(target)
+            # of two that are trained, as parts of a residual are, a view of one of them asks for all pairs
+            apart = name == DIFFERENCE and inputs.data_ptr() != target.data_ptr()
+            compared = (pair and not apart) or inputs.is_leaf
+            longer = max(inputs, target, key=Tensor.dim) if pair else inputs
+            further = longer.dim() == min(inputs.dim(), target.dim()) + 1
+            asked = further and str(longer.grad_fn).startswith(("<Unsqueeze", "<View")[: 1 + pair])
             if not (compared or asked) and len(self._crossed) < MAX_CALLS:
                 given = self._targets.setdefault((name, len(self._crossed)), [])
                 given += [target.detach().flatten()[:MAX_NUMBERS].clone()] if len(given) < MAX_CALLS else []
@@ -90,6 +97,7 @@ class Criteria:
             both = torch.Size(torch.broadcast_shapes(inputs.shape, target.shape))  # type: ignore[no-untyped-call]
             if both.numel() > max(inputs.numel(), target.numel()):
                 row["broadcast"] = [list(inputs.shape), list(target.shape)]
+        self._several.setdefault(name, []).extend(_have_several(name, inputs, target))
         if name == "binary_cross_entropy_with_logits" and inputs.numel() > 1 and inputs.is_floating_point():
             with torch.no_grad():
                 least, most = inputs.detach().float().aminmax()
@@ -174,7 +182,9 @@ class Criteria:
             same = bool(targets) and all(
                 len(given) > 1 and all(torch.equal(given[0], each) for each in given) for given in targets
             )
-            found[name] = row | {"same_target": same, "probabilities": seen[0], "log_probabilities": seen[1]}
+            sums = torch.stack(self._several[name]).cpu() if self._several.get(name) else None
+            several = sums is not None and bool(sums[:, 0].all() and sums[:, 1].any())
+            found[name] = row | {"several": several, "same_target": same, "probabilities": seen[0], "log_probabilities": seen[1]}  # fmt: skip
         return found
 
 
@@ -207,6 +217,22 @@ def _mixed(rows: Tensor) -> list[list[int]] | None:
     classes = rows.shape[-1]
     mixes = before[1:2] == [classes] != before[-1:] and math.prod(before[2:]) > 1
     return [before, list(rows.shape)] if mixes else None
+
+
+def _have_several(name: str, inputs: Tensor, target: Any, *, most: int = 100) -> Iterator[Tensor]:
+    """Return whether targets are 0 or 1 and the loss makes classes exclude each other, and whether some example has several of them.
+
+    Of more than `most` classes (rule of thumb) they may be items that a multinomial counts, and of as many as there are examples pairs of these.
+    """
+    known = (
+        name in _SWAPPED and isinstance(target, Tensor) and target.is_floating_point() and inputs.shape == target.shape
+    )
+    if not known or inputs.dim() < 2 or not 2 < inputs.shape[1] <= most or len(inputs) == inputs.shape[1]:
+        return
+    sums = inputs.detach().float().sum(1)
+    ones = torch.full_like(sums, name == "cross_entropy") + (name == "binary_cross_entropy") * ((sums - 1).abs() < 1e-3)
+    classes = ((target == 0) | (target == 1)).all()
+    yield torch.stack([classes & ones.bool().all(), (target.sum(1) > 1).any()])
 
 
 def _numbers(node: Any) -> int:

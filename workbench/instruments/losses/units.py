@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from workbench.instruments.caller import begins_at
+from workbench.instruments.losses.classes import turned_axes
 from workbench.instruments.losses.graphs import behind_weights, roots_of, walked
 from workbench.instruments.losses.layers import RECURRENT, as_numbers, in_a_row, layers_of, signals
 from workbench.instruments.order import alone_of
@@ -102,6 +105,8 @@ class Units:
         self._opaque = False
         self._layers: list[dict[str, Any]] = []
         self._in_a_row: list[str] = []
+        self._axes: dict[str, Any] | None = None  # see `turned_axes`
+        self._curved: list[Tensor] = []  # of each look whether no derivative of a derivative is 0 everywhere
 
     def trained(self, losses: Any, update: int, models: Callable[[], Iterable[nn.Module]]) -> None:
         """Take in a backward pass that is about to begin."""
@@ -114,6 +119,15 @@ class Units:
         owners = {id(p): (name.rpartition(".")[0], part) for name, part, p in weights}
         self._places = self._places or {place: k for k, (place, _) in enumerate(owners.values())}
         leaves, nodes = walked(roots_of(losses))
+        if self._axes is None and (found := turned_axes(nodes)) is not None:
+            place, part = owners.get(_layer_before(found.pop("node")), ("", None))
+            inner = [
+                each for root in roots for each in root.modules() if any(part is child for child in each.children())
+            ]
+            self._axes = found | {
+                "behind": place,
+                "line": begins_at(*(inspect.unwrap(type(each).forward) for each in (*inner, *roots))),
+            }
         loss = alone_of(losses)
         own = any(
             isinstance(node, BackwardCFunction) for node in nodes
@@ -121,18 +135,25 @@ class Units:
         if not (later or own) and len(self._layers) < 2 and isinstance(loss, Tensor) and loss.numel() == 1:
             layers = layers_of(nodes, owners)
             self._layers, self._in_a_row = signals(loss.sum(), layers), in_a_row(losses, nodes, layers, roots)
+        again = [node._saved_self.any() for node in nodes if _goes_back_again(node)]
+        self._curved += [torch.stack(again).all()] if again else []
         for node in nodes - behind_weights(losses):
             self._opaque = self._opaque or node.name().startswith(_OPAQUE)
             with (
                 contextlib.suppress(RuntimeError),
                 torch.no_grad(),
             ):  # what it holds may have been changed in place since
-                found = _returned(node)
-                if found is None or type(found[1]) is not Tensor or found[1].dim() < 2 or not found[1].numel():
+                returned = _returned(node)
+                if (
+                    returned is None
+                    or type(returned[1]) is not Tensor
+                    or returned[1].dim() < 2
+                    or not returned[1].numel()
+                ):
                     continue
                 place, part = owners.get(_layer_before(node), ("", None))
                 if not isinstance(part, RECURRENT):
-                    self._looks[later].setdefault((place, found[0]), _Layer()).take(*found)
+                    self._looks[later].setdefault((place, returned[0]), _Layer()).take(*returned)
         plain = {id(p) for p in leaves if type(p) in (Tensor, nn.Parameter)}
         for row, alike, zero in equal_weights(each for each in weights if id(each[2]) in plain):
             self._equal[later][row["name"]] = (row, alike, zero)
@@ -148,7 +169,7 @@ class Units:
         )
         seen = [_FIRST - self._left, len(_LATER) - len(self._due)]
         return {
-            "units": units, "equal": equal, "equal_later": after, "opaque": self._opaque, "looks": seen, "layers": as_numbers(self._layers), "in_a_row": self._in_a_row,
+            "units": units, "equal": equal, "equal_later": after, "opaque": self._opaque, "looks": seen, "layers": as_numbers(self._layers), "in_a_row": self._in_a_row, "axes": self._axes, "curved": [bool(each) for each in self._curved],
         }  # fmt: skip
 
 
@@ -170,6 +191,18 @@ def _returned(node: Any) -> tuple[str, Tensor] | None:
     if name == "ClampMinBackward0" and node._saved_min == 0:
         return "relu", node._saved_self.clamp(min=0)
     return None
+
+
+def _goes_back_again(node: Any) -> bool:
+    """Tell whether a product with weights is of what came back through piecewise linear activation functions, in a graph of its own, as derivatives by inputs have."""
+    parent = node.next_functions[0][0] if node.name() == "MmBackward0" else None
+    if parent is None or node._saved_self is None:
+        return False
+    above = [parent, *(each for each, _ in parent.next_functions if each is not None)]
+    return any(each.name() in _PIECEWISE for each in above[: 1 if parent.name() != "AddBackward0" else None])
+
+
+_PIECEWISE = ("ThresholdBackwardBackward0", "LeakyReluBackwardBackward0", "HardtanhBackwardBackward0")
 
 
 def _layer_before(node: Any) -> int:

@@ -32,7 +32,7 @@ LOSS_CODES = Codes({
     "loss.broadcast": "F1.1", "loss.double_softmax": "F1.1", "loss.floor": "F1.1", "loss.metric_disagrees": "F1.1", "loop.sees_target": "F1.1", "loop.batch_dependence": "F1.1", "units.dropped": "F2.4",
     "units.equal": "F2.4", "units.dead": "F2.4", "units.saturated": "F2.4", "units.linear": "F2.4", "gradients.vanishing": "F2.4", "gradients.exploding": "F2.4", "init.constant_output": "F2.4", "init.loss": "F2.4",
 })  # fmt: skip
-_OF_CLASSES = ("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy_with_logits")
+_OF_CLASSES = ("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _UNITS = ("units.equal", "units.dead", "units.saturated", "units.linear", "gradients.vanishing", "gradients.exploding")
 _FRESH = ("init.constant_output", "init.loss")
 _SOON = 7
@@ -59,7 +59,10 @@ def loss_findings(record: RecordLike, facts: Facts, *, floor_share: float, most_
         *where_known(
             LOSS_CODES,
             ["loop.batch_dependence"],
-            lambda: _classes(facts["classes"], facts["answers"] or {}, facts["others"]),
+            lambda: (
+                _turned(facts["units"].get("axes"))
+                or _classes(facts["classes"], facts["answers"] or {}, facts["others"])
+            ),
         ),
         *where_known(
             LOSS_CODES,
@@ -161,7 +164,18 @@ def _units(record: RecordLike, found: Facts, data: Facts) -> list[Finding]:
     units = [each | {"module": each["module"] or "its layer"} for each in seen]
     bad: Status = "warn" if learns else "fail"
     judged = [judge(units, bad, where="behind") for judge in (dead_units, saturated_units)]
-    return [equal, *judged, linear_layers(found["in_a_row"]), *signals(found, bad, apart=equal.status == "ok")]
+    vanishing, exploding = signals(found, bad, apart=equal.status == "ok")
+    return [equal, *judged, linear_layers(found["in_a_row"]), _flat(found.get("curved")) or vanishing, exploding]
+
+
+def _flat(looks: Sequence[bool] | None) -> Finding | None:
+    """Return a failure where, in all graphs that have derivatives of derivatives through piecewise linear activation functions, such are 0 everywhere; else None."""
+    if not looks or any(looks):
+        return None
+    return LOSS_CODES.finding(
+        "gradients.vanishing", "fail", "The loss has second derivatives of the model by its inputs, and they are 0 for every example: its activation functions are linear piece by piece, like ReLU.",
+        advice=["Take a smooth activation function, such as nn.Tanh, nn.SiLU or nn.Softplus, where a loss has second derivatives, as that of a physics-informed network."],
+    )  # fmt: skip
 
 
 def _reproduced(
@@ -222,6 +236,23 @@ def _answers(found: Facts | None) -> Finding:
             "loop.sees_target", "what a sequence is given depends on other ones" if mixed else why
         )
     return sees_target(found, at(found, "line"))
+
+
+def _turned(found: Facts | None) -> Finding | None:
+    """Return an alarm where a view or a softmax takes one axis for another; None where none was seen to."""
+    if found is None:
+        return None
+    say: Say = partial(LOSS_CODES.finding, "loop.batch_dependence", evidence=dict(found))
+    behind = f" behind {found['behind']}" if found["behind"] else ""
+    if "summed" in found:
+        return say(
+            "warn", f"Weights of attention of shape {tuple(found['shape'])}{behind} sum to 1 over axis {found['axis']}, and weigh a sum over axis {found['summed']}{at(found, 'line')}: what a place gets depends on how many others there are.",
+            advice=["Give softmax the axis of the keys, dim=-1. Where queries are to compete for keys, divide by the sum over the keys after it."],
+        )  # fmt: skip
+    return say(
+        "warn", f"What comes{behind} is viewed from {tuple(found['before'])} as {tuple(found['after'])}{at(found, 'line')}: that keeps the order of the numbers, so that each place gets those of others.",
+        advice=["Use transpose, permute or movedim to change the order of axes, and view or reshape only to merge or split neighbours: attention.transpose(1, 2).reshape(batch, length, width)."],
+    )  # fmt: skip
 
 
 def _classes(found: Facts | None, answers: Facts, others: Facts | None) -> Finding:
@@ -304,6 +335,17 @@ def _criteria(facts: Facts, batches: Facts, answers: Facts) -> list[Finding]:
         name, row = swapped
         return [first, say("fail", f"{name} is given targets in the place of outputs, and outputs as its targets{at(row, 'line')}: its loss is linear in them, and least at no probability between 0 and 1.",
                            advice=[f"Change their places: {name}(outputs, targets)."])]  # fmt: skip
+    if several := next((each for each in facts.items() if each[1].get("several")), None):
+        name, row = several
+        shares = name == "cross_entropy"
+        takes = (
+            "takes one class, or shares that sum to 1,"
+            if shares
+            else "gets probabilities that sum to 1 over the classes"
+        )
+        return [first, say("warn" if shares else "fail", f"{name} {takes} and some targets are several classes{at(row, 'line')}: classes that an example has together exclude each other.", advice=[
+            "Give the logits of the last layer to binary_cross_entropy_with_logits, without a softmax" + (". Where targets are counts of a multinomial, divide them by their sum." if shares else "."),
+        ])]  # fmt: skip
     if double:
         name, row = double[0]
         lowest, sigmoid = _lowest(name, row), name == "binary_cross_entropy_with_logits"
