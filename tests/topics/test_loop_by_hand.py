@@ -476,3 +476,29 @@ def test_counts_of_many_items_and_pairs_of_a_batch_are_no_classes(tmp_path: Path
         out = tmp_path / f"run{items}"
         found = watched(out, exclusive, nn.Linear(4, items), torch.randn(40, 4), y)["loss.double_softmax"]
         assert found.status == "ok", found.summary
+
+
+EPISODES: dict[str, tuple[Callable[[int], float], str]] = {
+    "worse": (lambda k: 20.0 if k < 20 else 9.0, "warn"), "better": (lambda k: 10.0 + k, "ok"), "first one lucky": (lambda k: 80.0 if k == 0 else 20.0, "ok"),
+    "first one unlucky": (lambda k: 9.0 if k == 0 else 20.0 if k < 20 else 9.0, "warn"), "as before": (lambda k: 20.0, "ok"),
+    "broken": (lambda k: math.nan, "ok"), "few": (lambda k: 20.0 if k < 20 else math.nan, "ok"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", EPISODES)
+def test_returns_of_episodes_are_held_against_those_of_the_first_tenth(name: str, seed: int, tmp_path: Path) -> None:
+    """Each varies by a fifth, and one in thirty is twice as long."""
+    torch.manual_seed(seed)
+    returns, status = EPISODES[name]
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for k in range(120):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+            luck = (1 + 0.2 * torch.randn(()).item()) * (1 + (k % 30 == 29))
+            run.log(episode_return=returns(k) * luck)
+    found = run.diagnose()["loss.metric_disagrees"]
+    assert found.status == status, found.summary
