@@ -1,4 +1,4 @@
-"""Whether a training loss slows down: while it falls as fast at the end of a run as at its start, hardly anything is learned yet."""
+"""What one run tells of its learning rate: a loss that does not slow down has hardly learned anything yet, one that rose above that of the untrained model lost its first weights."""
 
 import math
 from typing import Any
@@ -47,6 +47,41 @@ def unslowed(
     if slowest < pace or levels[3] < 0 or share >= learned:
         return None
     return {"start": float(levels[0]), "end": float(levels[3]), "pace": slowest, "learned": share}
+
+
+def blown(
+    curve: TrialCurve,
+    chance: float | None,
+    *,
+    window: int = 5,
+    rise: float = 1.25,
+    growth: float = 4.0,
+    learned: float = 0.85,
+    noise_sds: float = 3.0,
+) -> dict[str, Any] | None:
+    """Return "rise", "growth", "learned" and "update" of a run whose loss rose above that of the untrained model, whose parameters grew many times over, and which did not come far since; else None.
+
+    Each alone has healthy reasons: losses of small batches scatter, small first weights have to grow, and a noisy target leaves much unlearned.
+
+    Args:
+        curve: the run.
+        chance: loss of the best constant output; None takes the first loss, and so does one that begins above it.
+        window: losses in a row of which the mean logarithm is taken.
+        rise: times the loss of the untrained model, less `noise_sds` standard errors, from which it has risen (rule of thumb, as all here).
+        growth: of the norm of all parameters, from which they grew.
+        learned: share of the way from that loss to 0 from which on nothing is said.
+        noise_sds: standard errors of a window.
+    """
+    losses, norms = (column[np.isfinite(column)] for column in (curve.loss, curve.column("param_norm")))
+    if losses.size < 10 * window or norms.size < 2 or not (losses > 0).all() or not norms[0] > 0:
+        return None
+    start = max(float(losses[0]), chance or 0.0)
+    windows = np.lib.stride_tricks.sliding_window_view(np.log(losses / start), window)
+    sure = windows.mean(1) - noise_sds * windows.std(1, ddof=1) / math.sqrt(window)
+    share, grown = 1 - float(np.median(losses[-(losses.size // 10) :])) / start, float(norms.max() / norms[0])
+    if sure.max() < math.log(rise) or grown < growth or share >= learned:
+        return None
+    return {"rise": float(np.exp(windows.mean(1).max())), "growth": grown, "learned": share, "update": int(sure.argmax()), "start": start}  # fmt: skip
 
 
 def _quarters(losses: FloatArray, weights: FloatArray) -> tuple[FloatArray, float] | None:

@@ -119,7 +119,7 @@ _EXPLAINS: dict[str, tuple[str, ...]] = {
     "optimizers.weight_decay_shrinks": (*_LEARNS, "clipping.*"),
     "batch_norm.*": ("evaluation.nondeterministic", *_LOST),
     "lr.nothing_learns": (*_TUNED, *_LOST),
-    "lr.too_high": ("clipping.aggressive", "clipping.masks_lr", "batch_norm.stale", "batch_norm.cold_ema", *_TUNED, *_LOST),
+    "lr.too_high": ("lr.nothing_learns", "clipping.aggressive", "clipping.masks_lr", "batch_norm.stale", "batch_norm.cold_ema", *_TUNED, *_LOST),
     "stability.divergent": ("stability.*", "lr.too_low", *_LOST),
     "stability.early": ("stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),
     "stability.mid": ("stability.spike", "stability.early_recovers", "stability.headroom", "lr.too_low", *_LOST),

@@ -122,7 +122,7 @@ class Diagnosis:
         cost: steps, seconds and baseline_runs, where known.
         recommendation: config, changed fields, baseline and recommended results, adopted.
         path: the study's folder.
-        left: which trials have not ended, "" where all have.
+        left: which trials have not ended, and what was not asked; "" for none.
     """
 
     findings: tuple[Finding, ...]

@@ -95,7 +95,9 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         else meaning
         if diagnosis.findings
         else "This is not a clean bill of health: there is no finding.",
-        "tally": replace(diagnosis, left="").tally,  # Config or Next tells what is left
+        "tally": (
+            replace(diagnosis, left="") if diagnosis.recommendation else diagnosis
+        ).tally,  # Config or Next tells what is left
         "answered": answered,
         "summary": summary,
         "above": {f.code: name for f in diagnosis for name, said in summary.items() if shown_line(f.summary) in said},

@@ -214,7 +214,7 @@ def diagnose_underfit(
     return judged(
         "fail" if far else "warn", f"The trained model is {'far ' if far else ''}behind {who}: {said}.",
         "Something keeps this model from using its inputs: look for dropout that drops what it should keep (p is the share that is "
-        "dropped), a bottleneck, inputs that are transformed on their way, and weight decay.",
+        "dropped), a bottleneck, inputs that are transformed on their way, weight decay, and a learning rate far off.",
         "Overfit a few examples first; add layers one at a time to a model that works.", **numbers,
     )  # fmt: skip
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workbench.curves.judged import JudgedStudy, judged
+from workbench.curves.judged import judged
 from workbench.curves.losses import nothing_learns
 from workbench.curves.minimised import judged_without_loss
-from workbench.curves.pace import PACE, unslowed
 from workbench.curves.trial_curves import RecordLike
 from workbench.findings.causes import causes_first
 from workbench.findings.diagnosis import Diagnosis
@@ -24,7 +21,7 @@ from workbench.topics.clipping.diagnose import CODES as CLIPPING
 from workbench.topics.clipping.diagnose import clipped_values, diagnose_clipping
 from workbench.topics.input.diagnose import diagnose_input_share
 from workbench.topics.loop.diagnose import diagnose_loop
-from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES
+from workbench.topics.loop.diagnose_fit import own_settings, underfits
 from workbench.topics.one_batch.diagnose import falls_without_end
 from workbench.topics.schedule.diagnose import CODES as SCHEDULE
 from workbench.topics.schedule.diagnose import diagnose_schedule
@@ -32,6 +29,8 @@ from workbench.topics.stability.diagnose import CODES as STABILITY
 from workbench.topics.stability.diagnose import diagnose_instability
 
 _ONE_RUN = "Does not apply: one run does not show at which learning rate training becomes unstable; `workbench diagnose` and `wb.diagnose_function` search for it."
+
+_LEFT = "whether another learning rate trains better takes other runs (wb.diagnose_function)"
 
 
 def judge_run(record: RecordLike) -> Diagnosis:
@@ -41,6 +40,7 @@ def judge_run(record: RecordLike) -> Diagnosis:
         + Diagnosis.of(record, _curves(record))
         + diagnose_input_share(record)
         + diagnose_seen_batches(record)
+        + underfits(record)
     )
     told = judged_without_loss(record, found).findings
     loop = record.facts.get("loop") or {}
@@ -52,28 +52,8 @@ def judge_run(record: RecordLike) -> Diagnosis:
                 "advice": ("Put the whole training loop between the beginning and the end of watching, and look whether its loader gives batches and its loss is one of torch.",),
             }  # fmt: skip
         told = tuple(replace(f, **why) if f.status == "not_measured" else f for f in told)
-    return replace(found, findings=causes_first(told))
-
-
-def _too_low(study: JudgedStudy, chance: float | None) -> Finding:
-    """Judge whether the loss slows down before the run ends; a run that was cut short tells nothing."""
-    say = partial(OWN_LR_CODES.finding, "lr.too_low")
-    loop = study.facts.get("loop") or {}
-    curve = next((c for c in study.curves if c.finished), None)
-    found = unslowed(curve, chance) if curve is not None and loop.get("ended", True) else None
-    if curve is None or found is None:
-        return say("ok", "The loss slows down before the run ends, or more than half of it is learned.")
-    lr = study.config.get("peak_lr")
-    at = (
-        f"The learning rate of {lr:.4g} is too low, or"
-        if isinstance(lr, float) and math.isfinite(lr)
-        else "The learning rate is too low, or"
-    )
-    return say(
-        "warn", f"{at} {len(curve.loss):,} updates are too few: the training loss falls as fast at the end as at the start, from {found['start']:.4g} in the first quarter to {found['end']:.4g} in the last, "
-        f"{max(found['learned'], 0.0):.0%} of the way from a constant output's loss to 0.", value=found["pace"], unit="of the first pace", threshold=PACE, evidence=found,
-        advice=["Try learning rates 3, 10 and 30 times as large; wb.diagnose_function and workbench diagnose -- python train.py do so."],
-    )  # fmt: skip
+    left = "; ".join(filter(None, [found.left, _LEFT if loop.get("updates", 1) else ""]))
+    return replace(found, findings=causes_first(told), left=left)
 
 
 def judge_watched(path: Path) -> Diagnosis:
@@ -98,7 +78,7 @@ def _curves(record: RecordLike) -> Iterable[Finding]:
     study = judged(record)
     table = study.sweep()
     yield nothing_learns(study, table)
-    yield _too_low(study, table.chance)
+    yield from own_settings(study, table.chance)
     yield from filter(None, [falls_without_end(study)])
     for finding in diagnose_instability(study):
         if finding.code == "stability.headroom" and finding.status == "not_measured":

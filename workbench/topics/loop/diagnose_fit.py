@@ -1,0 +1,118 @@
+"""Findings about how far one run came: whether its learning rate or its weight decay is far off, and whether a simple model does better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from workbench.curves.judged import JudgedStudy
+from workbench.curves.minimised import without_loss
+from workbench.curves.pace import PACE, blown, unslowed
+from workbench.curves.trial_curves import RecordLike, TrialCurve
+from workbench.findings.audited import Audit
+from workbench.findings.diagnosis import Diagnosis
+from workbench.findings.finding import Finding
+from workbench.topics.evaluation.diagnose_generalisation import diagnose_underfit
+from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES
+from workbench.topics.optimizers.constants import CODES as OPTIMIZER_CODES
+
+_OTHERS = "wb.diagnose_function and workbench diagnose -- python train.py do so."
+
+
+def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.25) -> Iterable[Finding]:
+    """Return `lr.too_high`, `lr.too_low` and `optimizers.weight_decay_shrinks`, as far as one run tells; one that was cut short tells nothing.
+
+    Too high a learning rate is a failure where no more than the share `broken` is learned (rule of thumb).
+    """
+    loop = study.facts.get("loop") or {}
+    curve = next((c for c in study.curves if c.finished), None) if loop.get("ended", True) else None
+    high = low = decay = None
+    if curve is not None:
+        high, low, decay = blown(curve, chance), unslowed(curve, chance), outweighed(curve, chance)
+    lr = study.config.get("peak_lr")
+    name = f"The learning rate of {lr:.4g}" if isinstance(lr, float) and math.isfinite(lr) else "The learning rate"
+    say = partial(OWN_LR_CODES.finding, "lr.too_high")
+    if high is None:
+        yield say(
+            "ok",
+            "The loss does not rise far above that of the untrained model while the parameters grow to many times their size.",
+        )
+    else:
+        yield say(
+            "fail" if high["learned"] <= broken else "warn", f"{name} is too high: about update {high['update']:,} the loss was {high['rise']:.3g} times that of the untrained model, {high['start']:.4g}, and the parameters grew to {high['growth']:.3g} times their first norm. "
+            f"{max(high['learned'], 0.0):.0%} of the way to 0 is learned at the end.", value=high["rise"], unit="of the first loss", step=high["update"], evidence=high,
+            advice=[f"Try learning rates 3, 10 and 30 times smaller, and a warmup; {_OTHERS}"],
+        )  # fmt: skip
+    say = partial(OWN_LR_CODES.finding, "lr.too_low")
+    if curve is None or low is None:
+        yield say("ok", "The loss slows down before the run ends, or more than half of it is learned.")
+    else:
+        yield say(
+            "warn", f"{name} is too low, or {len(curve.loss):,} updates are too few: the training loss falls as fast at the end as at the start, from {low['start']:.4g} in the first quarter to {low['end']:.4g} in the last, "
+            f"{max(low['learned'], 0.0):.0%} of the way from a constant output's loss to 0.", value=low["pace"], unit="of the first pace", threshold=PACE, evidence=low,
+            advice=[f"Try learning rates 3, 10 and 30 times as large; {_OTHERS}"],
+        )  # fmt: skip
+
+    say = partial(OPTIMIZER_CODES.finding, "optimizers.weight_decay_shrinks")
+    if decay is None:
+        yield say(
+            "ok",
+            "Does not apply: no weight decay was seen to undo all updates; what a smaller one costs takes other runs.",
+        )
+    else:
+        yield say(
+            "warn", f"Weight decay {decay['weight_decay']:g} outweighs the updates: in the later half of the looks it alone would shorten the parameters by {decay['pull']:.3g} times as much as an update moves them, and the parameters end at "
+            f"{decay['norm']:.2g} times their first norm. {max(decay['learned'], 0.0):.0%} of the way to a loss of 0 is learned.", value=decay["pull"], unit="times an update", threshold=1.0, evidence=decay,
+            advice=[f"Try a weight decay 100 and 1,000 times smaller, and none; what each costs takes other runs: {_OTHERS}"],
+        )  # fmt: skip
+
+
+def outweighed(curve: TrialCurve, chance: float | None, *, pull: float = 1.0, moves: float = 1e-3, learned: float = 0.85) -> dict[str, float] | None:  # fmt: skip
+    """Return "pull", "weight_decay", "norm" and "learned" of a run whose weight decay alone would move the parameters further than its updates do; else None.
+
+    Gradients undo then what the decay does. Of a rule that scales the decay by its second moment nothing is said.
+
+    Args:
+        curve: the run.
+        chance: loss of the best constant output; None takes the first loss, and so does one that begins above it.
+        pull: length of the decay's part of an update over that of the update, the median over the later half of the looks (by definition).
+        moves: share of the norm of the parameters that an update moves them by; a run that moves them less has arrived where both balance (rule of thumb).
+        learned: share of the way from that loss to 0 from which on nothing is said (rule of thumb).
+    """
+    config, losses = curve.config, curve.loss[np.isfinite(curve.loss)]
+    rule, decay = config.get("optimizer"), config.get("weight_decay")
+    reach = {"adamw": 1.0, "sgd": 1.0, "momentum": 1 / max(1 - float(config.get("momentum") or 0.0), 1e-6)}.get(
+        str(rule)
+    )
+    update, norm, lr = (curve.column(name) for name in ("update_norm", "param_norm", "lr"))
+    rows = np.flatnonzero(np.isfinite(update) & np.isfinite(norm) & (norm > 0) & (update > 0))
+    late = rows[len(rows) // 2 :]
+    if not decay or reach is None or late.size < 2 or losses.size < 10:
+        return None
+    ratio = update[late] / norm[late]
+    found, left = float(np.median(lr[late] * decay * reach / ratio)), float(np.median(losses[-(losses.size // 10) :]))
+    share = 1 - left / max(float(losses[0]), chance or 0.0)
+    if not (found >= pull and np.median(ratio) >= moves and share < learned):
+        return None
+    return {"pull": found, "weight_decay": decay, "norm": float(norm[rows[-1]] / norm[rows[0]]), "learned": share}
+
+
+def underfits(record: RecordLike, *, least: int = 150) -> Diagnosis:
+    """Hold the accuracy of the later half of a run, or the one logged last, against that of simple models on its first examples; of fewer updates than `least` nothing is said (rule of thumb)."""
+    loop = record.facts.get("loop") or {}
+    data, rows, evals = loop.get("data") or {}, loop.get("recall") or (), record.evals
+    total = sum(row["total"] for row in rows)
+    model: dict[str, Any] = {"score": None}
+    drifts = ((data.get("shift") or {}).get("validation") or {}).get("drifts")
+    single = (data.get("trained") or {}).get("alone") and not drifts and not without_loss(record)
+    if total and single and loop["ended"] and loop["updates"] >= least:
+        scores = evals["value"][evals["metric"].str.contains("acc")] if "metric" in evals else evals.get("value", [])
+        last = [value / 100 if value > 1 else value for value in list(scores)[-1:]]
+        score = max([sum(row["correct"] for row in rows) / total, *filter(math.isfinite, last)])
+        model = {"score": score, "classes": len(rows), "examples": total}
+    facts = {"generalisation": {name: {"train": model} for name in ("last", "selected")}, "data": {"yardsticks": data.get("yardsticks") or {}}}  # fmt: skip
+    return diagnose_underfit(Audit(facts=facts, workload=record.workload, command=record.command, path=record.path))
