@@ -134,6 +134,31 @@ def test_it_takes_a_risen_loss_and_grown_parameters_and_little_learned(name: str
     assert finding.status == status, finding.summary
 
 
+WARMUPS: dict[str, tuple[Callable[[int], float], str]] = {
+    "over the run": (lambda k: min((k + 1) / 2000, 1.0), "warn"),
+    "over a tenth": (lambda k: min((k + 1) / 20, 1.0), "ok"),
+    "none": (lambda k: 1.0, "ok"),
+    "cycles that end at the top": (lambda k: 0.1 + 0.9 * (k % 50) / 49, "ok"),
+    "NaN": (lambda k: math.nan, "ok"),
+}
+
+
+@pytest.mark.parametrize("name", WARMUPS)
+def test_a_learning_rate_that_rises_until_the_run_ends_is_told(name: str, tmp_path: Path) -> None:
+    factor, status = WARMUPS[name]
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for count, told in ((200, status), (100, "ok")):
+        with wb.watch(model, optimizer, out=tmp_path / str(count)) as run:
+            for k in range(count):
+                optimizer.param_groups[0]["lr"] = 0.01 * factor(k)
+                optimizer.zero_grad()
+                (model(torch.ones(4, 1)).square().mean() + 1).backward()
+                optimizer.step()
+        finding = run.diagnose()["warmup.over_cap"]
+        assert finding.status == told, finding.summary
+
+
 def test_a_run_that_is_well_says_that_other_settings_take_other_runs(tmp_path: Path) -> None:
     diagnosis = trained(tmp_path / "run", adam(2e-3)).diagnose()
     assert diagnosis.verdict == "ok"

@@ -19,12 +19,13 @@ from workbench.findings.finding import Finding
 from workbench.topics.evaluation.diagnose_generalisation import diagnose_underfit
 from workbench.topics.lr_sweep.own_lr import OWN_LR_CODES
 from workbench.topics.optimizers.constants import CODES as OPTIMIZER_CODES
+from workbench.topics.warmup.diagnose import CODES as WARMUP_CODES
 
 _OTHERS = "wb.diagnose_function and workbench diagnose -- python train.py do so."
 
 
 def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.25) -> Iterable[Finding]:
-    """Return `lr.too_high`, `lr.too_low` and `optimizers.weight_decay_shrinks`, as far as one run tells; one that was cut short tells nothing.
+    """Return `lr.too_high`, `lr.too_low`, `optimizers.weight_decay_shrinks` and `warmup.over_cap`, as far as one run tells; one that was cut short tells nothing.
 
     Too high a learning rate is a failure where no more than the share `broken` is learned (rule of thumb).
     """
@@ -69,6 +70,21 @@ def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.
             f"{decay['norm']:.2g} times their first norm. {max(decay['learned'], 0.0):.0%} of the way to a loss of 0 is learned.", value=decay["pull"], unit="times an update", threshold=1.0, evidence=decay,
             advice=[f"Try a weight decay 100 and 1,000 times smaller, and none; what each costs takes other runs: {_OTHERS}"],
         )  # fmt: skip
+
+    yield _warmup(curve)
+
+
+def _warmup(curve: TrialCurve | None, *, least: int = 150, rise: float = 1.25) -> Finding:
+    """Judge whether the learning rate still rises as the run ends: it never falls, and is `rise` times that of the middle of `least` updates or more (rules of thumb)."""
+    say = partial(WARMUP_CODES.finding, "warmup.over_cap")
+    lr = np.empty(0) if curve is None else curve.column("lr")
+    lr = lr[np.isfinite(lr)]
+    if lr.size < least or (np.diff(lr) < 0).any() or lr[-1] <= rise * lr[lr.size // 2]:
+        return say("ok", "The learning rate does not rise until the run ends.")
+    return say(
+        "warn", f"The learning rate still rises at the last of {lr.size:,} updates, to {lr[-1]:.4g}: the run ends within its warmup.", value=1.0, unit="share of the updates", threshold=0.1,
+        advice=["Take a tenth of the updates at most for the warmup, and look whether its length is in the unit, updates or epochs, in which the scheduler is stepped."],
+    )  # fmt: skip
 
 
 def outweighed(curve: TrialCurve, chance: float | None, *, pull: float = 1.0, moves: float = 1e-3, learned: float = 0.85) -> dict[str, float] | None:  # fmt: skip
