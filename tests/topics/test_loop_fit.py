@@ -139,7 +139,7 @@ WARMUPS: dict[str, tuple[Callable[[int], float], str]] = {
     "over a tenth": (lambda k: min((k + 1) / 20, 1.0), "ok"),
     "none": (lambda k: 1.0, "ok"),
     "cycles that end at the top": (lambda k: 0.1 + 0.9 * (k % 50) / 49, "ok"),
-    "NaN": (lambda k: math.nan, "ok"),
+    "zero": (lambda k: 0.0, "ok"),
 }
 
 
