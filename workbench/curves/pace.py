@@ -55,7 +55,7 @@ def blown(
     *,
     window: int = 5,
     rise: float = 1.25,
-    growth: float = 4.0,
+    growth: float = 6.0,
     learned: float = 0.85,
     noise_sds: float = 3.0,
 ) -> dict[str, Any] | None:
@@ -68,7 +68,7 @@ def blown(
         chance: loss of the best constant output; None takes the first loss, and so does one that begins above it.
         window: losses in a row of which the mean logarithm is taken.
         rise: times the loss of the untrained model, less `noise_sds` standard errors, from which it has risen (rule of thumb, as all here).
-        growth: of the norm of all parameters, from which they grew.
+        growth: of the norm of all parameters, from which they grew (healthy trainings: 4.9 at most).
         learned: share of the way from that loss to 0 from which on nothing is said.
         noise_sds: standard errors of a window.
     """
