@@ -176,7 +176,7 @@ def test_a_linear_scale_is_not_flattened_by_the_trials_that_diverge(alone: Page)
     distr, top = alone.evaluate(scale)
     assert (distr, peaks[-1] < top < 2.2 * peaks[-1]) == (1, True)
     title = alone.locator(".wb-live-loss .u-title")
-    expect(title).to_have_text("training loss · 2 beyond the scale")
+    expect(title).to_have_text("training loss · 2 off scale")
     height = title.evaluate("(title) => { title.style.width = '90px'; return title.clientHeight; }")
     assert height == 18, "a second line would cut the numbers of the x axis"
     expect(alone.get_by_role("button", name="Log y")).to_have_attribute("aria-pressed", "false")

@@ -100,6 +100,15 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     assert "<svg" in draw_comparison([one, two]).html()
 
 
+def test_another_program_is_not_comparable_and_the_same_one_with_edited_code_is(runs: Path) -> None:
+    sides = [side(runs / name) for name in ("first", "second")]
+    for functions, comparable in ((("fn:train", "fn:train"), True), (("fn:train", "other:train"), False)):
+        for each, function, code in zip(sides, functions, ("1", "2"), strict=True):
+            each.record.study.update(kind="program", settings={"function": function, "code": code})
+        said = compare(sides)["said"]
+        assert said.startswith("second is better by" if comparable else "Different programs: not comparable")
+
+
 def test_more_than_two_are_compared_and_the_best_is_held_against_the_second(runs: Path) -> None:
     write_study(runs / "third", scale=0.1)
     sides = [side(runs / name) for name in ("first", "second", "third")]

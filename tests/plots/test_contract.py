@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -160,11 +161,18 @@ def test_a_column_of_a_paper_has_small_letters_and_nothing_on_the_data(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(plots, name, partial(getattr(plots, name), size="column"))
-    ax = FIGURES[name](study(), diagnosis(), None)
+    found = diagnosis()
+    best = replace(
+        found["lr.best"], evidence={**found["lr.best"].evidence, "measured_lr": 0.04}
+    )  # its legend is longer
+    ax = FIGURES[name](study(), replace(found, findings=tuple(best if f.code == best.code else f for f in found)), None)
     figure = ax.get_figure(root=True)
-    figure.savefig(tmp_path / "figure.pdf")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(tmp_path / "figure.pdf")
     figure.draw_without_rendering()  # places are then in its own pixels, not in those of a PDF
     assert figure.get_figwidth() == 3.3
+    assert ax.get_position().width > 0.45
     assert b"/Type3" not in (tmp_path / "figure.pdf").read_bytes(), "publishers refuse fonts of type 3"
     words = [ax.xaxis.label, ax.yaxis.label, *ax.texts, *ax.get_xticklabels(), *ax.get_yticklabels()]
     assert all(5 < word.get_fontsize() <= 8 for word in words)

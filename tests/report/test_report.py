@@ -256,11 +256,20 @@ def test_what_a_record_says_is_redacted() -> None:
     assert rows(study(), Diagnosis(findings=(nasty,)))["Found"] == "<b>see</b> ~/runs --token ***"
 
 
-def test_what_the_head_tells_the_findings_do_not_tell_again(source: str) -> None:
-    head, findings = source.partition("<h2>Findings</h2>")[::2]
-    told = [f for f in diagnosis() if f.status in ("fail", "warn") and html.escape(f.summary) in head]
-    assert told, "for this test to mean anything"
-    for finding in told:
-        card = findings.partition(f"<code>{finding.code}</code>")[2].partition("</article>")[0]
-        assert "above.</span>" in card
-        assert html.escape(finding.summary) not in card
+def test_a_finding_says_what_it_found_and_shows_the_line_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nloss = criterion(net(x).softmax(1), y)\n")
+    named = Finding(
+        code="loop.probabilities", status="fail", summary="cross_entropy gets <probabilities> (train.py:2), train.py:9."
+    )
+    record = study()
+    monkeypatch.chdir(tmp_path)
+    for created, shown in (("2100-01-01T00:00:00+00:00", True), ("2000-01-01T00:00:00+00:00", False)):
+        record.study = {"created": created}  # type: ignore[attr-defined]
+        page = write_report(record, Diagnosis(findings=(named,)), tmp_path / "r.html").read_text()
+        card = page.partition("<h2>Findings</h2>")[2].partition("</article>")[0]
+        assert "cross_entropy gets &lt;probabilities&gt; (train.py:2), train.py:9." in card
+        assert ("<code>loss = criterion(net(x).softmax(1), y)</code>" in card) == shown
+        assert card.count('<p class="small">') == shown

@@ -23,6 +23,7 @@ from tests.helpers import leftovers
 from workbench.errors import UsageError
 from workbench.findings.diagnosis import Diagnosis, read_diagnosis
 from workbench.topics.loop.diagnose import CODES
+from workbench.views.summary import study_sentence
 
 LOOPS = Path(__file__).parents[1] / "own_loops"
 EVERY = sorted(path.stem for path in LOOPS.glob("*.py") if path.stem != "__init__")
@@ -389,6 +390,9 @@ def test_nothing_is_left_behind_and_twice_is_once(tmp_path: Path) -> None:
     assert not model._forward_pre_hooks
     assert [len(wb.open(tmp_path / name).steps) for name in ("outer", "inner", "broken")] == [8, 6, 1]
     assert wb.open(tmp_path / "broken").trials["state"].tolist() == ["failed"]
+    said = study_sentence(wb.open(tmp_path / "broken"))
+    assert "in an error: ZeroDivisionError: no message (test_loop.py, line " in said
+    assert "resumes" not in said
 
 
 def test_a_warning_of_torch_names_the_line_of_the_loop(tmp_path: Path) -> None:

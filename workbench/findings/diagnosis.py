@@ -40,11 +40,11 @@ def verdict_table(diagnosis: Diagnosis) -> str:
     """Return the verdict as HTML in which every text is escaped: badge, answers, and a table of the findings that no answer tells."""
     told, rest = diagnosis.told()
     after = {f.code: then for f, then in listed(diagnosis.findings)}
-    columns = ("finding", "what was found", "value")
+    columns = ("finding", "what was found", *["value"] * any(f.value is not None for f in told))
     header = "".join(f'<th scope="col" style="{_LEFT}">{name}</th>' for name in columns)
     advised: set[str] = set()
     groups = said_alike(told, joins=lambda f: not after[f.code])
-    rows = "\n".join(_table_row(alike, advised, after[alike[0].code]) for alike in groups)
+    rows = "\n".join(_table_row(alike, advised, after[alike[0].code], len(columns)) for alike in groups)
     parts = [f"<p><strong>{escape(diagnosis.title)}</strong> {_badge(*diagnosis.badge)} {escape(diagnosis.tally)}</p>"]
     if diagnosis.answers:
         lines = (
@@ -89,7 +89,7 @@ def _folded(title: str, findings: Sequence[Finding], *, signs: bool = False) -> 
     return f"<details><summary>{escape(title)}</summary>\n<ul>\n{lines}\n</ul></details>"
 
 
-def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[Finding]) -> str:
+def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[Finding], columns: int) -> str:
     """Return the row of findings that say the same of several codes, with what follows from it and the first advice that no row above gave."""
     finding = alike[0]
     lines = [line for line in finding.advice[:1] if finding.status != "ok" and line not in advised]
@@ -103,7 +103,7 @@ def _table_row(alike: Sequence[Finding], advised: set[str], followers: Sequence[
         escape(finding.summary) + advice + follow,
         escape(finding.quantity(finding.value)),
     )
-    return "<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f'<td style="{_LEFT}">{cell}</td>' for cell in cells[:columns]) + "</tr>"
 
 
 SCHEMA = 1

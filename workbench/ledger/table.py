@@ -110,7 +110,7 @@ def study_row(folder: Path) -> dict[str, Any]:
         "diverged": states.count("diverged"),
         "unfinished": sum(state in ("running", "stopped") for state in states),
         "left": not_ended(record)
-        or ("" if (state := _state(folder, study, states)) in ("finished", "failed") else state),
+        or {"finished": "", "failed": "ended in an error"}.get(state := _state(folder, study, states), state),
         "best_trial": best.get("trial"),
         "best_step": best.get("best_step"),
         "best_lr": best.get("peak_lr"),

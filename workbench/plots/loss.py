@@ -73,8 +73,7 @@ def draw_trial_loss(
         told = f"_{OTHERS}" if OTHERS in ax.get_legend_handles_labels()[1] else OTHERS
         return draw_curve(ax, steps, smoothed, color=BASELINE, linestyle="-", linewidth=0.8, alpha=0.55, zorder=1.8, label=told)  # fmt: skip
     lr = lr_of(record, trial)
-    ratio = f", {short(lr / relative_to)} x lr.best".replace(", 1 x lr.best", ", lr.best")
-    ratio = "" if np.isnan(relative_to) else ratio
+    ratio = f", {times} x {short(relative_to)}" if (times := short(lr / relative_to)) not in ("1", "nan") else ""
     name, key = label or f"lr {short(lr)}", f"{index}.{trial}" if label.startswith("_") else str(index)
     color, style = PALETTE[index % len(PALETTE)], STYLES[index % len(STYLES)]
     if width > 1 and not label.startswith("_"):

@@ -56,8 +56,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 Size = Literal["page", "column"]
-"""How large a figure is: as each is drawn on a page, or `COLUMN_IN` inches wide with letters of 7 to 8 points, for a paper's column."""
-COLUMN_IN, SHRINK = 3.3, 0.7
+"""How large a figure is: as each is drawn on a page, or `COLUMN_IN` inches wide with letters of 7 to 8 points, for a paper's column; words beside its axes break after `IN_MARGIN` letters."""
+COLUMN_IN, SHRINK, IN_MARGIN = 3.3, 0.7, 16
 
 LARGEST = 1e100
 """Finite values are drawn no larger: the margins of a log axis would overflow, and a diverged run passes through them."""
@@ -137,12 +137,22 @@ def _fit_column(ax: Axes) -> None:
     for text, usual in [*((text, 7.5) for text in ax.texts), *((tick, 7.0) for tick in ax.get_yticklabels())]:
         if text.get_fontsize() != usual:
             text.set_fontsize(0.75 * float(text.get_fontsize()))
-    wide = int(COLUMN_IN * CHARACTERS_AN_INCH) - 15
-    ax.set_title("\n".join(textwrap.wrap(ax.get_title(loc="left"), wide)), loc="left")
-    ax.set_xlabel("\n".join(textwrap.wrap(ax.get_xlabel(), wide)))
+    if isinstance(ax.yaxis.get_major_locator(), FixedLocator):
+        ax.set_yticks(ax.get_yticks(), [_wrapped(tick.get_text(), IN_MARGIN) for tick in ax.get_yticklabels()])
+    for text in ax.texts:
+        text.set_text(_wrapped(text.get_text(), IN_MARGIN))
+    beside = max((len(line) for tick in ax.get_yticklabels() for line in tick.get_text().split("\n")), default=0)
+    wide = int(COLUMN_IN * CHARACTERS_AN_INCH) - max(15, beside)
+    ax.set_title(_wrapped(ax.get_title(loc="left"), wide), loc="left")
+    ax.set_xlabel(_wrapped(ax.get_xlabel(), wide))
     figure = ax.get_figure(root=True)
     if isinstance(figure, HouseFigure) and figure.handles:
         legend(ax, figure.handles)
+
+
+def _wrapped(text: str, wide: int) -> str:
+    """Return lines that are no longer than so many characters; a text of several lines stays as it is."""
+    return text if "\n" in text else "\n".join(textwrap.wrap(text, wide))
 
 
 def not_measured(ax: Axes, why: str) -> Axes:
@@ -249,17 +259,19 @@ def legend(ax: Axes, handles: Sequence[Any] | None = None) -> None:
         ax.legend(handles=handles, loc="best" if points < MAX_SEARCHED_POINTS else "upper right")
         return
     letter, text = float(mpl.rcParams["legend.fontsize"]), float(mpl.rcParams["font.size"])
-    widest = max(len(str(handle.get_label())) for handle in handles) + 6  # the sample of the line, and the gap
     width = figure.get_figwidth() * (1 if house else ax.get_position().width)
-    columns = max(1, min(len(handles), int(width * CHARACTERS_AN_INCH * 8.5 / letter) // widest))
+    room = int(width * CHARACTERS_AN_INCH * 8.5 / letter)  # 6 of them for the sample of the line, and the gap
+    labels = ["\n".join(textwrap.wrap(str(handle.get_label()), max(20, room - 6))) for handle in handles]
+    lines = sum(label.count("\n") + 1 for label in labels)
+    columns = max(1, min(len(handles), room // (max(map(len, labels)) + 6)))
     if isinstance(figure, HouseFigure):
         figure.handles, figure.bare_height = handles, figure.bare_height or figure.get_figheight()
-        figure.set_figheight(figure.bare_height + 1.6 * letter / 72 * -(-len(handles) // columns))
+        figure.set_figheight(figure.bare_height + 1.6 * letter / 72 * -(-lines // columns))
     more = [ax.xaxis.label.get_text().count("\n"), *(tick.get_text().count("\n") for tick in ax.get_xticklabels())]
-    room = (3.1 + 1.4 * more[0] + 1.4 * max(more[1:], default=0)) * text + 6
-    below = ScaledTranslation(0, -room / 72, figure.dpi_scale_trans)
+    depth = (3.1 + 1.4 * more[0] + 1.4 * max(more[1:], default=0)) * text + 6
+    below = ScaledTranslation(0, -depth / 72, figure.dpi_scale_trans)
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.01, 0)}
     place["bbox_transform"] = (
         blended_transform_factory(figure.transFigure if house else ax.transAxes, ax.transAxes) + below
     )
-    ax.legend(handles=handles, ncols=columns, frameon=False, borderaxespad=0, borderpad=0, **place)
+    ax.legend(handles, labels, ncols=columns, frameon=False, borderaxespad=0, borderpad=0, **place)

@@ -10,7 +10,10 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,7 @@ def write_report(record: Any, diagnosis: Diagnosis, path: str | Path) -> Path:
         workload=diagnosis.workload or record.workload,
         **_head(record, diagnosis),
         **_findings(diagnosis),
+        lines_of=partial(code_lines, record),
         chosen=None if diagnosis.undecided else _recommendation(record, diagnosis.recommendation),
         **_advice(record, diagnosis),
         figures=figures,
@@ -100,7 +104,6 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         ).tally,  # Config or Next tells what is left
         "answered": answered,
         "summary": summary,
-        "above": {f.code: name for f in diagnosis for name, said in summary.items() if shown_line(f.summary) in said},
         "cost": " · ".join(part for part in known if part),
     }
 
@@ -118,6 +121,21 @@ def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
         "measured": measured,
         "fine": [f for f, _ in ranked if f.status == "ok" and f not in measured],
     }
+
+
+_PLACE = re.compile(r"([\w./-]+\.py):(\d+)")
+
+
+def code_lines(record: Any, said: str) -> list[tuple[str, str]]:
+    """Return each place that a sentence names as "train.py:31", and the line of code there, where the file is older than the study."""
+    study = getattr(record, "study", {})
+    folder, found = Path((study.get("settings") or {}).get("folder") or "."), dict[str, str]()
+    for name, number in _PLACE.findall(said):
+        with suppress(OSError, ValueError, KeyError, IndexError):  # not there, no text, another day
+            path = folder / name
+            if path.stat().st_mtime <= datetime.fromisoformat(study["created"]).timestamp():
+                found[f"{name}:{number}"] = path.read_text("utf-8").splitlines()[int(number) - 1].strip()
+    return [*found.items()]
 
 
 _DONE = {

@@ -68,8 +68,8 @@ def live_view(*, summary: bool = True, live: bool | None = None) -> Iterator[Liv
     line that ends in a cross. Hover tells which trial a line is. A click on it, or on its row in the legend, isolates it; the
     same click or Escape gives the others back. Dragging over a part of the x axis zooms into it, a double click shows all of it;
     it counts steps, examples or the seconds of training (evaluation left out, of all trials that train together).
-    A slider draws the debiased exponential moving average (of logarithms on a logarithmic axis) over the faint raw curves, its weight (0 to 0.99) that from one thousandth
-    of the longest trial to the next; learning rates are never smoothed. "Freeze" holds the picture while data goes on arriving. All of it works while
+    A slider draws the debiased exponential moving average (of logarithms on a logarithmic axis) over the faint raw curves, its weight (0 to 0.99) that from step to step, in
+    trials of more than 1,000 from one thousandth of the longest to the next; learning rates are never smoothed. "Freeze" holds the picture while data goes on arriving. All of it works while
     the cell runs, and by keyboard. Healthy: lines fall and stay down. Sick: lines rise, jump, or end in crosses just above the
     lr that is best.
 

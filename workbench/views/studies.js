@@ -6,9 +6,9 @@ const STATES = {
   finished: "•", complete: "•", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(18em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "8em", mean_value: "13.5em", select: "8.5em", best_lr: "6.5em", lr_best: "6.5em", lr_unstable: "7.5em", verdict: "11.5em",
-  note: "minmax(10em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
+  study: "minmax(14em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
+  trial: "5.5em", best_value: "8em", mean_value: "11em", select: "8em", best_lr: "6.5em", lr_best: "6.5em", lr_unstable: "7.5em", verdict: "11.5em",
+  note: "minmax(11em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
@@ -200,7 +200,8 @@ function grid({ label, height, id, onOpen, onMarked }) {
       rows = values;
       const told = { state: (row) => row.state !== "finished", workload: () => false, diverged: (row) => row.diverged, failed: (row) => row.failed };
       fields = names;
-      columns = names.filter((name) => !(name in told) || rows.some(told[name])); // no zeros; what is left out is found by the filter
+      const filled = (name) => rows.some((row) => row[name] !== null && row[name] !== undefined && row[name] !== "");
+      columns = names.filter((name) => (name in told ? rows.some(told[name]) : !rows.length || filled(name))); // no zeros, nothing empty; what is left out is found by the filter
       texts = new Map();
       figures = new Set(columns.filter((name) => rows.some((row) => typeof row[name] === "number")));
       if (sort && !columns.includes(sort.name)) sort = null;
@@ -273,7 +274,7 @@ function render({ model, el }) {
   const countRows = () => {
     const all = model.get("studies").length;
     const kept = studies.filter(search.value);
-    count.textContent = kept === all ? `${all} studies in ${model.get("folder")}` : `${kept} of ${all} studies`;
+    count.textContent = kept === all ? `${all} ${all === 1 ? "study" : "studies"} in ${model.get("folder")}` : `${kept} of ${all} studies`;
   };
   search.addEventListener("input", countRows);
   again.addEventListener("click", () => ask({ do: "read" }, "Reading …"));
@@ -303,7 +304,7 @@ function render({ model, el }) {
   const countTrials = () => {
     const all = (model.get("opened").trials || []).length;
     const kept = trials.filter(trialFilter.value);
-    trialCount.textContent = kept === all ? `${all} trials` : `${kept} of ${all} trials`;
+    trialCount.textContent = (kept === all ? `${all} trial` : `${kept} of ${all} trial`) + (all === 1 ? "" : "s");
   };
   trialFilter.addEventListener("input", countTrials);
   compareTrials.addEventListener("click", () => {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -231,6 +231,8 @@ def _best_two(sides: Sequence[Side]) -> str:
     workloads = dict.fromkeys(s.record.workload for s in sides)
     if len(workloads) > 1:
         return f"The workloads differ ({', '.join(workloads)}): compare the configs, not the values."
+    if len({_program(s.record.study) for s in sides}) > 1:
+        return "Different programs: not comparable; their values come of other models or data."
     valued = [s for s in sides if math.isfinite(s.value)]
     if len(valued) < 2:
         without = " and ".join(s.name for s in sides if s not in valued)
@@ -242,6 +244,13 @@ def _best_two(sides: Sequence[Side]) -> str:
     top, others = ([s for s in ranked if _alike(s, ranked[0]) is alike] for alike in (True, False))
     said = [f"{len(top)} of {len(ranked)}: " * bool(others) + _answer_text(top[0], top[-1])] if top[1:] else []
     return " ".join([*said, *(_answer_text(top[0], other) for other in others[:1])])
+
+
+def _program(study: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return which program was trained, the same for other arguments and edited code; () for a workload."""
+    settings = study.get("settings") or {}
+    words = settings.get("function") or " ".join(str(settings.get("command", "")).split()[:2])
+    return (words, settings.get("folder")) if study.get("kind") == "program" else ()
 
 
 def _alike(one: Side, other: Side) -> bool:

@@ -16,6 +16,7 @@ from workbench.findings.topic import Figure
 from workbench.playbook import diagnosis_of
 from workbench.plots.render import Picture
 from workbench.plots.style import not_measured
+from workbench.record.events import read_events
 from workbench.record.folder import is_locked, last_change
 from workbench.record.read import StudyRecord, TrialRecord, diagnosed, ranked_trials
 from workbench.topics.registry import FIGURES, STUDIES
@@ -67,7 +68,16 @@ def study_sentence(record: StudyRecord | TrialRecord, *, counts: bool = True) ->
     left = set(states.index) & {"stopped", "failed"} or (
         isinstance(record, StudyRecord) and "finished" not in record.study and not is_locked(record.path)
     )
-    go_on = f"Training stopped{_when(record)} before its end; the same command or cell resumes it" if left else ""
+    by = [
+        event["error"]
+        for row in trials.to_dict("records")
+        if row["state"] == "failed"
+        for event in read_events(record.path / "trials" / str(row["trial"]))
+        if "error" in event
+    ]
+    ended = f"ended{_when(record)} in an error: {by[-1]}" if by else f"stopped{_when(record)} before its end"
+    resumes = "" if record.study.get("kind") == "watch" else "; the same command or cell resumes it"
+    go_on = f"Training {ended}{resumes}" if left else ""
     said = "; ".join(part for part in (many * counts, _best(record)) if part)
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in (said, go_on) if part)
 

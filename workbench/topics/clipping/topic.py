@@ -25,6 +25,10 @@ else:
 __all__ = ["Study", "diagnose", "panel", "plot", "plot_grad_norm", "plot_grad_norm_histogram"]
 
 
+SPIKE = 10.0
+"""Times the median of the ten norms on either side from which on the largest is called a spike (rule of thumb); a norm that drifts has none."""
+
+
 def _norms(record: Any, trial: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the steps of a trial with a finite gradient norm, and the norms."""
     steps, norms = curve(record, trial, "grad_norm")
@@ -40,8 +44,11 @@ def _norm_numbers(record: Any, diagnosis: Diagnosis) -> str:
     part = part_measured(record, trial, curve(record, trial, "grad_norm")[0])
     if part:
         return f"Trial {trial}: gradient norm in {part}; the largest of those is {largest}, their median {middle}."
-    spikes = "Single spikes far above the band are outlier batches or the start of an instability."
-    return f"Trial {trial}: the largest norm is {largest}; the median is {middle}. {spikes}"
+    fifth = max(1, norms.size // 5)
+    ends = [number_text(float(np.median(part))) for part in (norms[:fifth], norms[-fifth:])]
+    said = f"Trial {trial}: the largest norm is {largest}; the median is {middle}, of the first fifth of the steps {ends[0]}, of the last {ends[1]}."
+    spikes = " A single spike so far above the others is an outlier batch or the start of an instability."
+    return said + spikes * bool(norms[peak] > SPIKE * np.median(norms[max(0, peak - 10) : peak + 11]))
 
 
 def _histogram_numbers(record: Any, diagnosis: Diagnosis) -> str:

@@ -307,7 +307,8 @@ class WatchedRun:
         state = "complete" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         if self._last_loss is not None and not math.isfinite(self._last_loss):
             state = "diverged"
-        self._trial.event("end", state=state, steps_run=updates, **self._best.get(self._select, {}))
+        why = {} if error is None else {"error": in_one_line(error)}
+        self._trial.event("end", state=state, steps_run=updates, **why, **self._best.get(self._select, {}))
         self._writer.finish()
 
     @property

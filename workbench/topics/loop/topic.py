@@ -30,7 +30,7 @@ TOPIC = Topic(
         Figure(
             name="loop",
             shows="Loss, gradient norm before clipping and learning rate against the update.",
-            caption="The norm belongs in one decade; the learning rate should reach the end of its schedule with the run. Squares, or marks at the upper edge, are evaluations.",
+            caption="The norm belongs in one decade; the learning rate should reach the end of its schedule with the run.",
             numbers=_limit,
             codes=("loop.no_zero_grad", "loop.scheduler_unit", "clipping.aggressive"),
             draw=plot, facts="loop",

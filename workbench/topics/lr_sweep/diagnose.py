@@ -254,8 +254,12 @@ def _at_edge(
     code, unit = "lr.at_edge", "lr.unstable / lr*"
     found = partial(CODES.finding, code, value=ratio, unit=unit, threshold=edge_ratio, evidence=evidence)
     if not at_edge:
-        clear = "well above it" if ratio > edge_ratio else f"but lr {lowest:.4g} trains as well"
-        return found("ok", f"Instability without recovery starts at {ratio:.3g} times the best lr, {clear}.")
+        near = max(best.lr, *best.tied)
+        start = f"Instability without recovery starts at lr {bracket.middle:.4g}, {bracket.middle / lowest:.3g} times {lowest:.4g}"
+        beside = (
+            f", and next to {near:.4g}, which has as low a training loss" if bracket.middle / near <= edge_ratio else ""
+        )
+        return found("ok", f"{start}{beside}.")
     words = [f"warmup over {f['warmup_steps']} steps" for f in fixes if f["warmup_steps"]]
     words += [f"clipping at {f['max_grad_norm']:.3g}" for f in fixes if f["max_grad_norm"] is not None]
     tried = " or ".join(dict.fromkeys(words)) or "a fix"

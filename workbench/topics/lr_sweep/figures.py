@@ -1,4 +1,4 @@
-"""The learning-rate sweep as two pictures: objective against lr, and the loss curves just above the best lr."""
+"""The learning-rate sweep as two pictures: objective against lr, and the loss curves at the best lr and above."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -128,8 +128,13 @@ def plot_loss_curves(
                 curves.append(line)
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
-        above = chosen and min(every) > best * (1 - 1e-9)
-        loss_axes(axes, curves, title="Training loss at the best lr and just above" if above else "Training loss")
+        above = sorted({short(lr / best) for lr in every if lr > best * (1 + 1e-9)}, key=float) if chosen else []
+        times = " to ".join(dict.fromkeys([*above[:1], *above[-1:]]))
+        loss_axes(
+            axes,
+            curves,
+            title=f"Training loss at lr {short(best)} and {times} times that" if times else "Training loss",
+        )
     return axes
 
 
@@ -183,7 +188,7 @@ def _mark_found(ax: Axes, record: Record, diagnosis: Diagnosis | None) -> None:
     best, lowest = best_lr(diagnosis)
     said = "lowest training loss" if best == lowest else "as good as the lowest training loss:"
     for code, ends, color, style, label in (
-        ("lr.best", ("low", "high"), GOOD, "--", f"{said} {{}} (shaded: the best may lie here)"),
+        ("lr.best", ("low", "high"), GOOD, "--", f"{said} {{}} (shaded: where that may lie)"),
         ("lr.unstable", ("lower", "upper"), BAD, "-.", "unstable from {} (shaded: not tried)"),
     ):
         found = finding(diagnosis, code)

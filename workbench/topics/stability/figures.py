@@ -59,13 +59,14 @@ def plot_probe(
         fit_y(axes, [fine, rough])
         found = [finding(diagnosis, code) for code in ("stability.early", "stability.early_recovers")]
         onsets = [
-            (int(hit["onset_step"]), item.code)
+            (int(hit["onset_step"]), "recovers" in item.code)
             for item in found if item is not None
             for hit in item.evidence.get("hits", ())
             if hit.get("trial") == probes[0] and hit.get("onset_step") is not None
         ]  # fmt: skip
-        for step, code in sorted(onsets)[:1]:
-            axes.axvline(step, color=BAD, linestyle=":", label=f"{code} from step {step:,}")
+        for step, recovers in sorted(onsets)[:1]:
+            label = f"the loss rises from step {step:,}" + (", and recovers" if recovers else "")
+            axes.axvline(step, color=BAD, linestyle=":", label=label)
         title = f"Probe at lr {short(lr_of(record, probes[0]))}, evaluated at every step"
         axes.set(xlabel="step", title=title)
         axes.margins(x=0.01)

@@ -41,7 +41,7 @@ class Chart {
     }
     const above = lanes.filter((lane) => lane.dim !== "hidden" && this.columns.get(lane.trial).max > range.max).length;
     const title = this.plot.root.querySelector(".u-title");
-    title.textContent = title.title = this.metric.title + (above ? ` · ${above} beyond the scale` : "");
+    title.textContent = title.title = this.metric.title + (above ? ` · ${above} off scale` : "");
   }
 
   // Keep a lane's columns up to date, begun anew where the window, the x axis or the smoothing is another.
@@ -309,6 +309,14 @@ class Chart {
       }
     }
     return best;
+  }
+
+  // Of each lane that is drawn the value under the pointer, from the highest down.
+  values(left) {
+    const { from, to } = this.window;
+    const at = Math.min(this.wide - 1, Math.max(0, Math.floor(((this.plot.posToVal(left, "x") - from) / (to - from)) * this.wide)));
+    const found = this.lanes.filter((lane) => lane.dim !== "hidden").map((lane) => [lane, this.span(this.shown(lane.trial), at)]);
+    return found.filter(([, span]) => span).map(([lane, [low, high]]) => [lane, (low + high) / 2]).sort(([, a], [, b]) => b - a);
   }
 
   // Lowest and highest value of a lane in a column, between its neighbours where it has none there itself.

@@ -31,7 +31,8 @@ const FEW = 4; // lines that may be thicker
 const MANY = 32; // more lines are drawn from columns of two pixels, in half the time
 const ROOM = 1e4; // logarithmic: a curve that leaves its start so far behind does not flatten the others
 const FAR = 2; // linear: nor does one whose peak is so many times the median peak of the trials that did not diverge (rule of thumb)
-const PARTS = 1000; // the weight of smoothing is that from one thousandth of the longest trial to the next, so that it means the same in any
+const PARTS = 1000; // the weight of smoothing is that from step to step, in longer trials from one thousandth of the longest to the next
+const MOST_TOLD = 12; // trials in one box
 
 const short = (value) => {
   if (value === null || value === undefined) return "–";

@@ -20,12 +20,13 @@ class View {
     this.status = tag("span", { class: "wb-live-status", role: "status", "aria-live": "off" });
     this.freeze = tag("button", { type: "button", class: "wb-live-freeze", "aria-pressed": "false" }, "Freeze");
     this.all = tag("button", { type: "button", class: "wb-live-all" }, "Show all");
+    this.reset = tag("button", { type: "button", title: "also: double click" }, "Reset zoom");
     const boxes = METRICS.map(({ key, title }) =>
       tag("div", { class: `wb-live-chart wb-live-${key}`, role: "img", "aria-label": `${title} of each trial against step` }));
     this.legend = tag("div", { class: "wb-live-legend", role: "group", "aria-label": "Trials: press one to isolate it" });
     this.tip = tag("div", { class: "wb-live-tip", hidden: "" });
     root.append(
-      tag("div", { class: "wb-live-head" }, this.title, this.status, tag("span", { class: "wb-live-room" }), this.all, this.freeze),
+      tag("div", { class: "wb-live-head" }, this.title, this.status, tag("span", { class: "wb-live-room" }), this.reset, this.all, this.freeze),
       this.tools(),
       tag("div", { class: "wb-live-body" },
         tag("div", { class: "wb-live-charts" }, boxes[0], tag("div", { class: "wb-live-pair" }, boxes[1], boxes[2])),
@@ -35,6 +36,7 @@ class View {
     this.charts = METRICS.map((metric, i) => new Chart(this, metric, boxes[i]));
     this.freeze.addEventListener("click", () => this.toggleFreeze());
     this.all.addEventListener("click", () => this.choose(null));
+    this.reset.addEventListener("click", () => this.zoom(null));
     root.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.choose(null);
       event.stopPropagation(); // the notebook has keys of its own
@@ -63,10 +65,9 @@ class View {
     this.logs = button("Log y", { "aria-pressed": "true" }, () => this.redraw({ log: !this.log }));
     this.axis = tag("select", { "aria-label": "x axis" }, ...Object.entries(AXES).map(([value, text]) => tag("option", { value }, text)));
     this.axis.addEventListener("change", () => this.redraw({ x: this.axis.value, window: null }));
-    this.reset = button("Reset zoom", { title: "also: double click" }, () => this.zoom(null));
     const save = (kind) => button(kind.toUpperCase(), { "aria-label": `Download as ${kind.toUpperCase()}` }, () => download(this, kind));
     return tag("div", { class: "wb-live-tools", role: "group", "aria-label": "How the curves are drawn" },
-      tag("label", {}, "Smoothing", this.slider, this.told), this.logs, tag("label", {}, "x", this.axis), this.reset,
+      tag("label", {}, "Smoothing", this.slider, this.told), this.logs, tag("label", {}, "x", this.axis),
       tag("span", { class: "wb-live-room" }), tag("span", { class: "wb-live-save" }, "Download", ...["svg", "png", "csv"].map(save)));
   }
 
@@ -95,13 +96,13 @@ class View {
     for (const option of this.axis.options) option.hidden = option.disabled = !has[option.value];
     if (!has[this.x]) Object.assign(this, { x: "steps", window: null });
     this.axis.value = this.x;
-    const longest = Math.max(PARTS / 10, ...lanes.map((lane) => lane.info.steps));
+    const longest = Math.max(PARTS, ...lanes.map((lane) => lane.info.steps));
     this.weight = this.smoothing ** (PARTS / longest);
     const over = this.smoothing ? `${this.smoothing.toFixed(2)}: about ${count(1 / (1 - this.weight))} steps` : "off";
     this.told.textContent = over;
     this.slider.setAttribute("aria-valuetext", over);
     this.logs.setAttribute("aria-pressed", String(this.log));
-    this.reset.hidden = !this.window;
+    this.reset.disabled = !this.window;
   }
 
   destroy() {
@@ -180,8 +181,19 @@ class View {
 
   paint(lanes) {
     const stops = dark() ? SEQUENCE.dark : SEQUENCE.light;
-    const lrs = [...new Set(lanes.map((lane) => lane.info.lr))]; // by rank: one far off leaves the others their colours
-    const share = (lane, i) => (lrs.length > 1 ? lrs.indexOf(lane.info.lr) / (lrs.length - 1) : lanes.length > 1 ? i / (lanes.length - 1) : 0.5);
+    // By rank: one lr far off leaves the others their colours; the lr of a whole run counts as much as those of all short runs.
+    const longest = Math.max(...lanes.map((lane) => lane.info.steps));
+    const whole = new Set(lanes.filter((lane) => 2 * lane.info.steps >= longest).map((lane) => lane.info.lr));
+    const lrs = [...new Set(lanes.map((lane) => lane.info.lr))];
+    const places = new Map();
+    let at = 0;
+    for (const lr of lrs) {
+      const half = whole.has(lr) ? Math.max(1, lrs.length - whole.size) / 2 : 0.5;
+      places.set(lr, at + half);
+      at += 2 * half;
+    }
+    const [first, last] = [places.get(lrs[0]), places.get(lrs.at(-1))];
+    const share = (lane, i) => (lrs.length > 1 ? (places.get(lane.info.lr) - first) / (last - first) : lanes.length > 1 ? i / (lanes.length - 1) : 0.5);
     return new Map(lanes.map((lane, i) => [lane.trial, mix(stops, share(lane, i))]));
   }
 
@@ -204,7 +216,7 @@ class View {
     if (!status.steps) said.splice(1, 3, "the first trials are being prepared; curves begin with their first recorded step");
     this.status.textContent = head.name ? said.filter(Boolean).join(" · ") : "data and model are being loaded; curves begin with the first trial";
     this.freeze.hidden = head.still;
-    this.all.hidden = !this.chosen;
+    this.all.disabled = !this.chosen;
   }
 
   // Time until what is planned, or the trials that are known and not at their end, have run, at the rate of now.
@@ -300,14 +312,22 @@ class View {
     const box = chart.plot.over.getBoundingClientRect();
     const { lane, step, smoothed } = chart.nearest(event.clientX - box.left, event.clientY - box.top);
     this.hover(lane ? lane.trial : null);
-    this.tip.hidden = !lane;
-    if (!lane) return;
-    this.tip.replaceChildren(...this.facts(lane, step, chart.metric, smoothed).map(([name, value]) => tag("div", {}, tag("span", {}, name), tag("b", {}, value))));
+    const facts = lane ? this.facts(lane, step, chart.metric, smoothed) : this.column(chart, event.clientX - box.left);
+    this.tip.hidden = !facts.length;
+    if (!facts.length) return;
+    this.tip.replaceChildren(...facts.map(([name, value]) => tag("div", {}, tag("span", {}, name), tag("b", {}, value))));
     const root = this.root.getBoundingClientRect();
     const [x, y] = [event.clientX - root.left, event.clientY - root.top];
     const right = x + 16 + this.tip.offsetWidth < root.width;
     this.tip.style.left = `${Math.max(0, right ? x + 14 : x - 14 - this.tip.offsetWidth)}px`;
     this.tip.style.top = `${Math.max(0, Math.min(y + 10, root.height - this.tip.offsetHeight - 4))}px`;
+  }
+
+  // Away from every line: what each has there.
+  column(chart, left) {
+    const all = chart.values(left);
+    const rows = all.slice(0, MOST_TOLD).map(([lane, value]) => [`lr ${short(lane.info.lr)} · trial ${lane.trial}`, short(value)]);
+    return all.length > MOST_TOLD ? [...rows, [`and ${all.length - MOST_TOLD} below`, "…"]] : rows;
   }
 
   facts(lane, step, metric, smoothed) {
