@@ -14,9 +14,9 @@ PALETTE = ("#3384dd", "#c77b12", "#a30b12", "#2f6b66", "#7a2bb0", "#b0708a", "#d
 DARK_PALETTE = ("#5ea6f0", "#fbb93b", "#f0492f", "#a9d3c6", "#a44ff0", "#d99aae", "#ff9966", "#d8d98a", "#8f96a5", "#5fdbe6")  # fmt: skip
 """The same colours by number on a dark page. Each has a contrast of 3 and more with its page (WCAG 2.1, 1.4.11); the first six
 stay apart for readers who confuse red and green."""
-SEQUENCE = ("#0d0887", "#4a02a0", "#7a04a8", "#a42495", "#c8447a", "#e2654f")
-DARK_SEQUENCE = ("#b53aa6", "#d04c80", "#e96c5a", "#f79342", "#fdc328", "#f0f921")
-"""Small to large: the parts of plasma with such a contrast."""
+SEQUENCE = ("#1b2a8f", "#1a6fb5", "#128a80", "#5c8a1e", "#b97a00", "#c23b22")
+DARK_SEQUENCE = ("#8aa0ff", "#4fc3f7", "#4dd0b0", "#b5d334", "#ffc233", "#ff7a5c")
+"""Small to large: from blue to red, so that neighbours differ in hue, each with such a contrast."""
 GOOD, BAD, BASELINE = PALETTE[0], PALETTE[2], PALETTE[8]
 INK, PAPER, GRID = "#22242a", "#fefefe", "#dcdee3"
 DARK_INK, DARK_PAPER, DARK_GRID = "#e6e8ec", "#1d2026", "#383d47"
