@@ -61,6 +61,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links between files lead to the pages that these have become; a file that is no page is named by its path."""
+    if page.file.src_uri == "codes.md":
+        page.meta["search"] = {"boost": 4}  # who searches a symptom wants the finding
     page_of = OUTSIDE | {f"notebooks/{p.name}": f"{p.stem}.md" for p in NOTEBOOKS}
     source_of = {target: source for source, target in page_of.items()}
     here = ROOT / source_of.get(page.file.src_uri, f"docs/{page.file.src_uri}")

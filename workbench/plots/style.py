@@ -143,8 +143,8 @@ def _fit_column(ax: Axes) -> None:
         text.set_text(_wrapped(text.get_text(), IN_MARGIN))
     beside = max((len(line) for tick in ax.get_yticklabels() for line in tick.get_text().split("\n")), default=0)
     wide = int(COLUMN_IN * CHARACTERS_AN_INCH) - max(15, beside)
-    ax.set_title(_wrapped(ax.get_title(loc="left"), wide), loc="left")
-    ax.set_xlabel(_wrapped(ax.get_xlabel(), wide))
+    ax.set_title("\n".join(textwrap.wrap(ax.get_title(loc="left"), wide)), loc="left")
+    ax.set_xlabel("\n".join(textwrap.wrap(ax.get_xlabel(), wide)))
     figure = ax.get_figure(root=True)
     if isinstance(figure, HouseFigure) and figure.handles:
         legend(ax, figure.handles)
