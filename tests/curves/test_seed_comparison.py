@@ -120,7 +120,7 @@ def test_a_gain_in_every_seed_wins_against_both_lengths() -> None:
     assert (first["gain"], first["se"]) == pytest.approx((0.2, 0.01 / math.sqrt(3)))
     assert second["total_steps"] == LONG
     assert proof["learned"] == pytest.approx(9.0)
-    assert proof["verdict"] == "p = 0.0074 over n = 3 seeds (limit 0.05)"
+    assert proof["verdict"] == "p = 0.0074, one-sided paired t over 3 seeds (limit 0.05)"
     lost = proof_of([1.0, 1.3, 0.8], [0.80, 1.09, 0.61], [0.80, 1.10, 0.60])
     assert not lost["wins"], "by its length alone"
     assert lost["verdict"].endswith("(limit 0.05), against the baseline of the same length")

@@ -127,7 +127,7 @@ def test_what_could_not_be_measured_is_never_well() -> None:
                 "baseline": {"validation/loss": 0.5}, "recommended": {"validation/loss": 0.25},
                 "proof": {"seeds": [1, 2, 3], "arms": [{"chance": 0.01}]},
             },
-            "Change max_grad_norm to 1; peak_lr 0.1 → 0.2: validation/loss 0.5 → 0.25, p = 0.01 over 3 seeds.",
+            "Change max_grad_norm to 1; peak_lr 0.1 → 0.2: validation/loss 0.5 → 0.25, p = 0.01 (one-sided paired t) over 3 fresh seeds.",
         ),
         (
             {
@@ -135,7 +135,7 @@ def test_what_could_not_be_measured_is_never_well() -> None:
                 "config": {"peak_lr": 0.2, "select": "loss"}, "baseline": {"loss": 0.5}, "recommended": {"loss": 0.25},
                 "proof": {"seeds": [1, 2], "planned": 3, "arms": [{"chance": 0.004}]},
             },
-            "Change peak_lr 0.1 → 0.2: loss 0.5 → 0.25, p = 0.004 over 2 of 3 seeds, enough to be clear.",
+            "Change peak_lr 0.1 → 0.2: loss 0.5 → 0.25, p = 0.004 (one-sided paired t) over 2 fresh seeds of 3 planned.",
         ),
         (
             {

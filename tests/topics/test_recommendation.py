@@ -134,7 +134,7 @@ def test_a_candidate_that_depends_on_the_seed_three_times_as_much_is_refused() -
     for before in (2.0 + SPREAD / 1000, 0.59 + SPREAD):
         adopted, reason = said(two_arms(before, 0.5 + 2 * SPREAD))
         assert adopted
-        assert reason.endswith("over n = 3 seeds (limit 0.05).")
+        assert reason.endswith("one-sided paired t over 3 seeds (limit 0.05).")
 
 
 @pytest.mark.parametrize(("code", "status", "vetoes"), [

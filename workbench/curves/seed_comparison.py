@@ -248,7 +248,7 @@ def prove(
     against = "" if wins or len(rows) == 1 else f", against the {worst['name']}"
     verdict = f"the {worst['name']} diverges under each of n = {len(seeds)} seeds, the candidate under none"
     if worst["chance"] is not None:
-        verdict = f"{p_words(worst['chance'])} over n = {len(seeds)} seeds (limit {limit:g}){against}"
+        verdict = f"{p_words(worst['chance'])}, one-sided paired t over {len(seeds)} seeds (limit {limit:g}){against}"
     shown = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
     mean = f"{select} of the selected checkpoints, mean over {len(seeds)} fresh seeds: {np.mean(values):.4g}"
     return {

@@ -72,7 +72,8 @@ def _learning_rate(findings: Sequence[Finding], alarms: Sequence[Finding], confi
         told = replace(told, text=f"Keep {own:.4g}. {told.text}")
     beyond = [f for f in _of(findings, "lr.grid_edge") if f.status == "not_measured" and lead[0].status == "ok"]
     ends = {"low": ("below", "lowest_lr"), "high": ("above", "highest_lr")}
-    sides = [(f, *ends[f.evidence["border"]]) for f in beyond if f.evidence.get("border")]
+    open_ended = [f for f in _of(findings, "lr.grid_edge") if f.status != "warn" and lead[0].status == "ok"]
+    sides = [(f, *ends[f.evidence["border"]]) for f in open_ended if f.evidence.get("border")]
     text = " ".join([told.text, *(f"None {word} {f.evidence[end]:.4g} was compared." for f, word, end in sides)])
     return replace(told, text=text, status=worst([told.status, *(f.status for f in beyond)]), codes=(*told.codes, *(f.code for f in beyond)))  # fmt: skip
 
@@ -180,8 +181,8 @@ def _gain(found: Mapping[str, Any]) -> str:
         return ""
     chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
     made, planned = len(proof.get("seeds", ())), proof.get("planned") or 0
-    of = f"{made} of {planned} seeds, enough to be clear" if made < planned else f"{made} seeds"
-    sure = f", {p_words(max(chances))} over {of}" if chances else ", one seed"
+    of = f"{made} fresh seeds{f' of {planned} planned' if made < planned else ''}"
+    sure = f", {p_words(max(chances))} (one-sided paired t) over {of}" if chances else ", one seed"
     at, later = "", ""
     if end := found.get("at_end"):
         first, last = (f"{step:,}" for step in end["best_steps"])

@@ -168,8 +168,11 @@ def _tried(table: SweepTable) -> str:
 
 def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
     low, high = table.points[0].lr, table.points[-1].lr
-    evidence = {"border": best.border, "lowest_lr": low, "highest_lr": high}
+    open_end = "low" if best.low <= low * (1 + 1e-9) else None
+    evidence = {"border": best.border or open_end, "lowest_lr": low, "highest_lr": high}
     found = partial(CODES.finding, "lr.grid_edge", evidence=evidence)
+    if best.border is None and open_end:
+        return found("ok", f"{low:.4g}, the lowest lr tried, trains as well as the best: smaller ones may, too.")
     if best.border is None:
         return found("ok", f"The lowest loss lies inside the lrs tried ({low:.4g} to {high:.4g}).")
     word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")

@@ -17,7 +17,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 
 _WORSE = "worse by the metric that selects checkpoints"
-_NEAR = "next to the unstable ones"
+_NEAR = "lies next to the unstable ones"
 _NAMED = 3  # lrs of better results that a sentence names (rule of thumb)
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 
@@ -54,8 +54,11 @@ class Rival:
         alike: dict[str, list[str]] = {}
         for lr, why in [(lr, why) for lr, why in self.passed.items() if why != _WORSE][:_NAMED]:
             alike.setdefault(why, []).append(f"{lr:.4g}")
-        told = ", ".join(f"{' and '.join(lrs)} ({why})" for why, lrs in alike.items())
-        return f"; better, but left out: {told}" if told else ""
+        told = (
+            f"{' and '.join(lrs)} {'looks' if len(lrs) == 1 else 'look'} better, but {why}"
+            for why, lrs in alike.items()
+        )
+        return "".join(f"; {each}" for each in told)
 
     @property
     def less(self) -> str:
@@ -97,7 +100,7 @@ def best_rival(
         share = math.inf if mine is None else gain / learned if learned > 0 else 0.0
         mine = math.nan if mine is None else mine
         for _, p, _, other in sorted(found, key=lambda item: sign * item[3][select]):
-            unsteady = f"its {select} varies by {other['noise']:.2g} from evaluation to evaluation"
+            unsteady = f"{select} there varies by {other['noise']:.2g} from evaluation to evaluation"
             worse = sign * other[select] >= sign * value
             passed[p.lr] = _WORSE if worse else _NEAR if p in beside else unsteady
     else:  # no evaluation to go by: by the training loss
@@ -309,16 +312,33 @@ def _use(rival: Rival | None, best: BestLR, own: LRPoint, word: str) -> tuple[st
     return f": use {lr:.4g}{why}", [f"{word} peak_lr to {lr:.4g}."]
 
 
+def _adopted(recommendation: Mapping[str, Any]) -> float | None:
+    """Return the learning rate of a config that is adopted and proved, where that is another than the person's."""
+    changed = recommendation.get("adopted") and recommendation.get("proof") and "peak_lr" in recommendation["changed"]
+    return float(recommendation["config"]["peak_lr"]) if changed else None
+
+
 def settled_by_proof(record: RecordLike, diagnosis: Diagnosis, recommendation: Mapping[str, Any]) -> Diagnosis:
-    """Return the diagnosis without the alarm that the comparison of selected checkpoints does not bear out."""
-    why = recommendation.get("refuted")
-    if not why:
+    """Return the diagnosis without the alarm that the comparison of selected checkpoints does not bear out; one that it does names the lr that is adopted."""
+    why, adopted = recommendation.get("refuted"), _adopted(recommendation)
+    if not why and adopted is None:
         return diagnosis
 
     def settled(finding: Finding) -> Finding:
         known, named = finding.evidence, finding.evidence.get("better_lr")
         if finding.code not in CODES or finding.status not in ("warn", "fail") or named is None:
             return finding
+        if adopted is not None:
+            lower = finding.code == "lr.too_high"
+            if math.isclose(adopted, named, rel_tol=1e-9) or (adopted < known["baseline_lr"]) is not lower:
+                return finding
+            select = recommendation["config"]["select"]
+            before, after = (recommendation[which][select] for which in ("baseline", "recommended"))
+            return replace(
+                finding, evidence={**known, "better_lr": adopted}, advice=(f"{'Lower' if lower else 'Raise'} peak_lr to {adopted:.4g}.",),
+                value=adopted if lower else adopted / known["baseline_lr"],
+                summary=f"The baseline's lr {known['baseline_lr']:.4g} is {finding.code[3:].replace('_', ' ')}: under fresh seeds lr {adopted:.4g}, which is adopted, trains better ({select} {before:.4g} against {after:.4g}).",
+            )  # fmt: skip
         tried = set(trials_with(record, record.config | {"peak_lr": named}))
         if known.get("own_unstable") or not tried.issuperset(recommendation["recommended"]["trials"]):
             return finding
