@@ -46,8 +46,9 @@ install: $(STAMP)
 
 $(CORE): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Installing PyTorch and what else is needed into $(VENV), once: most of it is the download, some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install -c constraints.txt -e .
 	@touch $@
 
 $(LAB): $(CORE)

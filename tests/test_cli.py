@@ -248,6 +248,7 @@ def test_diagnose_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Path("runs/q/report.html").unlink(missing_ok=True)
         assert cli.main(["report", "runs/q"]) == 0
         assert "stability.headroom" in Path("runs/q/report.html").read_text()
+    assert cli.main(["report", "runs"]) == 2, "a folder without a study is a name that is not there"
     assert cli.main(["diagnose", "quadratic", "--steps", "30", "--out", "runs/q"]) == 1
     assert "another study" in capsys.readouterr().err
 

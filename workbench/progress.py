@@ -20,6 +20,9 @@ Progress = Callable[[int], None]
 _OF_STAGES = (
     "{l_bar}{bar:20}| {elapsed}<{remaining}{postfix}"  # counts and rate would leave no room for what is trained
 )
+_UNKNOWN = "{desc}: {elapsed}{postfix}"  # before anything is counted
+_SMOOTHING = 0.01
+"""Of the pace by which the time left is told: over some ten seconds, as parts are trained at different ones (rule of thumb)."""
 _BEYOND = _OF_STAGES.replace("<{remaining}", "")  # nobody knows how much more there is
 _ELSE = 46
 """Columns of a bar beside label and status."""
@@ -66,6 +69,7 @@ class ProgressBar:
         self._done += steps
         if self._bar is not None:
             if first:
+                self._bar.bar_format = self._bar.bar_format if self._bar.total is not None else None
                 self._bar.last_print_t = (
                     time.time()
                 )  # what came before the first update says nothing of how long one takes
@@ -122,8 +126,26 @@ def progress_bar(total: int | None, label: str, *, show: bool) -> Iterator[Progr
         return
     from tqdm.auto import tqdm
 
-    with tqdm(total=total, desc=label, unit=" steps", file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
-        yield ProgressBar(bar)
+    look: dict[str, Any] = {
+        "bar_format": None if total else _UNKNOWN,
+        "dynamic_ncols": True,
+        "leave": False,
+        "smoothing": _SMOOTHING,
+    }
+    ended = threading.Event()
+    with tqdm(total=total, desc=label, unit=" steps", file=sys.stderr, **look) as bar:
+        if total is None and sys.stderr.isatty():
+            threading.Thread(target=_tick, args=(bar, ended), daemon=True).start()
+        try:
+            yield ProgressBar(bar)
+        finally:
+            ended.set()
+
+
+def _tick(bar: Any, ended: threading.Event) -> None:
+    """Show the time that goes by where no update is counted."""
+    while not ended.wait(1.0):
+        bar.refresh()
 
 
 @contextmanager

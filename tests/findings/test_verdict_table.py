@@ -52,6 +52,14 @@ def test_what_does_not_apply_is_not_counted_as_ok() -> None:
         assert f"{MAX_ROWS} checks are ok, 3 do not apply" in text
 
 
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [(1, "models", "1 model"), (2, "models", "2 models"), (1, "loss", "1 loss"), (1, "lr", "1 lr")],
+)
+def test_one_of_a_thing_is_singular(value: float, unit: str, shown: str) -> None:
+    assert finding("x.y", "ok", value=value, unit=unit).quantity(value) == shown
+
+
 def test_the_first_advice_of_what_is_not_well_is_told() -> None:
     made = (finding("x.y", "warn", advice=["lower it", "or not"]), finding("lr.best", "ok", advice=["no"]))
     html = verdict_table(Diagnosis(findings=made))

@@ -94,6 +94,17 @@ def test_a_decay_that_helps_the_large_batch_only():
     assert "weight_decay=0.001" in found.advice[0]
 
 
+@pytest.mark.parametrize("decayed", [
+    {(256, 1e-3): 0.95}, {(256, 1e-3): 0.7, (16, 1e-3): 0.7}, {(256, 1e-3): 0.8, (16, 1e-3): 0.75}, {(16, 1e-3): 0.5},
+])  # fmt: skip
+def test_a_decay_that_the_large_batch_wants_no_more_than_the_small_one_is_no_alarm(decayed):
+    found = wb.batch_size.diagnose(batches({16: 0.1, 64: 0.1, 256: 0.1}, decays=(1e-3,), decayed=decayed))[REGULARISE]
+    assert (found.status, found.advice) == ("ok", ())
+    assert "256 gains no more from it, to within 10%" in found.summary
+    (_, tells) = max((key[0], key) for key in decayed)
+    assert f"At {tells[0]}, a weight decay of 0.001 lowers validation/loss by" in found.summary
+
+
 def moment(step, value, low=1.0, high=1e9):
     return {"step": step, "value": value, "low": low, "high": high, "examples": 1024, "micro_batch": 16}
 

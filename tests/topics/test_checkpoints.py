@@ -105,7 +105,20 @@ def test_what_does_not_matter_is_ok_and_says_so(rise: float, status: str, tested
     curves = [2.0 - np.minimum(at / 0.5, 1) + rise * np.maximum(at / 0.5 - 1, 0) for _ in range(3)]
     found = best_not_last(*curves, test=curves if tested else None)
     assert (found.status, found.value) == (status, pytest.approx(rise))
-    assert ("but too little to matter (0.1)" in found.summary) is (status == "ok")
+    less = "but less than 0.1, 10% of what training learned, and so too little to matter"
+    assert (less in found.summary) is (status == "ok")
+
+
+@pytest.mark.parametrize(("ends", "said"), [(0.01, True), (1.0, False), (NAN, False)])
+def test_a_run_overfits_where_its_training_loss_falls_on_while_validation_rises(ends: float, said: bool) -> None:
+    made = evaluated([overfitted()])
+    total = int(made.config["total_steps"])
+    loss = np.interp(np.arange(total), [0, 0.4 * total, total], [2.3, 0.5, ends])
+    made.steps = pd.DataFrame({"trial": 0, "step": np.arange(total), "loss": loss})
+    found = wb.checkpoints.diagnose(made)["checkpoints.best_not_last"]
+    best = found.evidence["runs"][0]["best_step"]
+    assert found.status == "warn"
+    assert (f"the model overfits from step {best:,} on" in found.summary) is said
 
 
 RISING = [0.1, *np.linspace(0.5, 0.9, 20)]

@@ -144,6 +144,17 @@ def test_a_cure_is_named_with_its_price() -> None:
     assert statuses(found)["masks_lr"] == "ok"
 
 
+@pytest.mark.parametrize(("above", "end", "status"), [(70, 1.2, "warn"), (70, 0.02, "ok"), (10, 1.2, "ok")])
+def test_a_bounded_run_that_learns_far_less_than_a_stable_lr_is_at_too_high_a_one(above: int, end: float, status: str):
+    """A third of the steps is clipped, to the end; the twin at lr 0.1 ends near 0.02."""
+    runs = [plain(), plain(BLOWN, lr=0.4), clipped(above, ending(end), lr=0.4)]
+    found = wb.clipping.diagnose(record(runs, facts={"clipping_lr": 0.4}))
+    assert [found[f"clipping.{name}"].status for name in ("masks_lr", "cures")] == [status] * 2
+    masked = found["clipping.masks_lr"]
+    assert f"{masked.value:.0%} of the last steps are clipped" in masked.summary
+    assert ("too high. The loss ends at 1.2, no gain" in masked.summary) is (status == "warn")
+
+
 def nonfinite(loss, lr, count, *, stage="lr_sweep"):
     norms = norms_with(20)[: len(loss)].copy()
     norms[len(loss) - count :] = math.inf

@@ -48,6 +48,17 @@ def test_a_modification_that_loses_the_high_lrs_and_a_warmup_that_brings_them_ba
     assert "stable up to lr 0.32" in cure.summary
 
 
+def test_the_advice_follows_what_the_fixes_came_to():
+    """The warmup arm is in vain where it ends as the modified one does."""
+    names = [line.split()[0] for line in wb.comparison.diagnose(healthy(), lost(), cured())[HIGH].advice]
+    assert names == ["Prepend", "Clip", "Try", "Change", "Lower"]
+    no_fix = next(row["loss"] for row in wb.comparison.diagnose(healthy(), lost())[HIGH].evidence["lrs"])
+    fixes = {"clipping": no_fix - 0.001, "architecture": 0.01, "optimizer": 0.05, "warmup": 0.02}
+    diagnosis = wb.comparison.diagnose(healthy(), lost(), lost(warmup=WARMUP), fixes=fixes)
+    for finding in (diagnosis[HIGH], diagnosis[CURE]):
+        assert [line.split()[0] for line in finding.advice] == ["Change", "Try", "Lower"]
+
+
 def test_the_healthy_twin_loses_nothing():
     """The same workload under other seeds: nothing is lost, and so there is nothing to cure."""
     diagnosis = wb.comparison.diagnose(healthy(), healthy(seeds=(3, 4, 5)), cured())

@@ -64,6 +64,8 @@ def test_what_a_metric_reads_is_used_and_what_nothing_reads_is_named(tmp_path: P
     assert finding.status == "warn"
     assert finding.evidence["unread"] == {"mask": 8 * 200 * 4}
     assert finding.evidence["read"] == ["shown", "x", "y"]
+    assert "bytes_per_example" in finding.evidence
+    assert finding.summary.endswith("each of an example).")
 
 
 def test_an_iterable_workload_is_read(tmp_path: Path) -> None:

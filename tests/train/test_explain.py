@@ -27,6 +27,7 @@ def raised(error: BaseException) -> BaseException:
     ("error", "said"),
     [
         (RuntimeError("mat1 and mat2"), r"^workload 'small', at step 3: .* RuntimeError: mat1 and mat2 \(test_explain\.py, line \d+: raise error\)\. Ch"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (64x5 and 7x3)"), r"A layer takes 7 features and is given 5: the last"),
         (KeyError("x"), "forward or loss raised KeyError: 'x'"),
         (ValueError(), "raised ValueError: no message"),
         (RuntimeError("CUDA out of memory. Tried\nmore"), r"memory\. Tried \(.*\)\. Take a smaller batch_size.*accumulate_steps"),

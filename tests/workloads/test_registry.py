@@ -129,6 +129,8 @@ def test_a_module_that_raises(folder: Path, source: str, code: str, said: str, c
     with pytest.raises(WorkloadError, match=said) as caught:
         load_workload(f"{source}:workload")
     assert isinstance(caught.value.__cause__, cause)
+    script = cause is SystemExit and source.endswith(".py")
+    assert ("workbench diagnose -- python failing_workload.py" in str(caught.value)) is script
     assert "_workload_failing_workload" not in sys.modules
 
 

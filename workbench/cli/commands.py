@@ -157,7 +157,9 @@ def _show_diagnosis(diagnosis: Diagnosis, args: argparse.Namespace) -> int:
     cost = diagnosis.cost
     runs = cost.get("baseline_runs")
     share = "" if runs is None else f", the updates of {runs:.1f} baseline runs"
-    spent = f"{counted(cost.get('steps', 0), 'step')} in {counted(cost.get('trials', 0), 'trial')}, {cost.get('seconds', 0.0):.0f} s of training"
+    short = f" ({cost['short']} of them short)" if cost.get("short") else ""
+    trained = f"{counted(cost.get('trials', 0), 'trial')}{short}, {cost.get('seconds', 0.0):.0f} s of training"
+    spent = f"{counted(cost.get('steps', 0), 'step')} in {trained}"
     print(f"\nCost:      {spent}{share}")
     if cost.get("processes"):
         print(f"           {cost['processes']}")
@@ -176,6 +178,7 @@ def judge(args: argparse.Namespace) -> int:
     from workbench.logs.read import read_log
     from workbench.playbook.judge import judge as judged
     from workbench.playbook.judge import without_the_rest
+    from workbench.plots.words import counted
 
     record = read_log(
         args.path,
@@ -190,15 +193,15 @@ def judge(args: argparse.Namespace) -> int:
     diagnosis = judged(record, out=args.out, command=_typed(args))
     told, rest = without_the_rest(diagnosis)
     print(told)
-    print(f"\nRead:      {record}")
+    print(f"\nRead:      {record.workload}, {counted(len(record.trials), 'run')}\n{str(record).partition(chr(10))[2]}")
     for log in record.facts["log"]:
         for note in log["notes"]:
             print(textwrap.fill(f"Note:      {log['file']}: {note}.", 100, subsequent_indent=" " * 11))
     print(
         f"Not seen:  {rest} more checks need the model or its data, which no log holds; workbench diagnose makes them"
     )
-    if diagnosis.path is not None:
-        print(f"Report:    {diagnosis.path / 'report.html'}")
+    report = "none; --out FOLDER writes one, with the figures and the evidence"
+    print(f"Report:    {diagnosis.path / 'report.html' if diagnosis.path else report}")
     return exit_code([f.status for f in diagnosis], args.fail_on)
 
 
@@ -225,8 +228,9 @@ def input_pipeline(args: argparse.Namespace) -> int:
         command=_typed(args),
     )
     print(diagnosis)
+    print(f"\nReproduce: {diagnosis.command}")
     if diagnosis.path is not None:
-        print(f"Folder: {diagnosis.path}")
+        print(f"Folder:    {diagnosis.path}")
     return exit_code([f.status for f in diagnosis], args.fail_on)
 
 
@@ -257,7 +261,7 @@ def hosts(args: argparse.Namespace) -> int:
     print("\nThe five areas:", *(f"  {area:<14} {status}" for area, status in areas.items()), sep="\n")
     print(f"\nCost:      {diagnosis.cost['seconds']:.0f} s, the start of {diagnosis.cost['hosts']} processes included")
     print(f"Reproduce: {diagnosis.command}")
-    print(f"Facts:     {diagnosis.path}")
+    print(f"Folder:    {diagnosis.path}")
     return exit_code([f.status for f in diagnosis], args.fail_on)
 
 
@@ -268,7 +272,7 @@ def report(args: argparse.Namespace) -> int:
     from workbench.record.read import no_study, open_record
     from workbench.report.write import write_report
 
-    if not Path(args.dir).is_dir():
+    if not (Path(args.dir) / "study.json").is_file():
         raise UsageError(str(no_study(Path(args.dir))))
     record = open_record(args.dir)
     print(f"Report: {write_report(record, diagnosis_of(record), args.dir)}")

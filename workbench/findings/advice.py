@@ -1,11 +1,11 @@
 """The adviser: what to try against an instability, in which order, for which gain and at which price (F2.9, F2.10).
 
-Early instability calls for warmup first, one in the middle of training for clipping. What follows is the same for both:
-another optimizer, the practices of the architecture, and as the last resort a smaller learning rate.
+Early instability calls for warmup and then clipping, one in the middle of training for clipping. What follows is the same for both: another optimizer, the practices of the architecture, and as the last resort a smaller learning rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,15 +69,26 @@ ADVICE: dict[str, Advice] = {
         action="Lower the learning rate only as the last resort: it hides the instability instead of curing it",
         clause="F2.9",
         gain="stable, but slower",
-        cost="none; the sweep has trained it already",
+        cost="one run, or none where a sweep has trained it",
     ),
 }
 _ORDER: dict[Kind, tuple[str, ...]] = {
     "early": ("warmup", "clipping", "optimizer", "architecture", "lower_lr"),
-    "mid": ("clipping", "warmup", "optimizer", "architecture", "lower_lr"),
+    "mid": ("clipping", "optimizer", "architecture", "lower_lr"),
 }
+ADAM = ("adam", "adamw", "nadam")  # who trains with one is not told to try Adam
 
 
-def advise(kind: Kind) -> list[str]:
-    """Return what to try, the most promising first and a smaller lr last, one line each."""
-    return [str(ADVICE[name]) for name in _ORDER[kind]]
+def advise(
+    kind: Kind, *, optimizer: str = "", fixes: Mapping[str, float] | None = None, loss: float = 0.0
+) -> list[str]:
+    """Return what to try, the most promising first and a smaller lr last, one line each.
+
+    Args:
+        optimizer: the rule that trains.
+        fixes: the losses that some of these were measured to end at; the best of them leads, and what does not end below `loss` is left out.
+    """
+    ends = fixes or {}
+    better = sorted((name for name in ends if ends[name] < loss), key=lambda name: ends[name])
+    names = [*better, *(name for name in _ORDER[kind] if name not in ends)]
+    return [str(ADVICE[name]) for name in names if not (name == "optimizer" and optimizer in ADAM)]

@@ -240,9 +240,10 @@ class Diagnosis:
         if alike := self.same_reason():
             lines.append(_paragraph("not_measured", f"{len(alike)} more not measured for the reason above: {', '.join(names_of(alike))}"))  # fmt: skip
         if rest:
-            where = "in the report" if self.recommendation else f"(`workbench report {self.path or 'FOLDER'}` shows it)"
+            where = " in the report" if self.recommendation else ""
+            where = where or (f" (`workbench report {self.path}` shows it)" if self.path else "")
             lines.append(
-                _paragraph("ok", f"{_well(rest, 'more' if told else 'checks')}: each with its evidence {where}")
+                _paragraph("ok", f"{_well(rest, 'more' if told else 'checks')}: each with its evidence{where}")
             )
         limit = textwrap.wrap(
             f"Budget: {self.budget}.", 100, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False

@@ -69,6 +69,8 @@ class Finding:
             return f"{100 * value:.3g}%{unit.removeprefix('share')}"
         if unit in ("ratio", "times") or " / " in unit:
             return f"{shown}×"
+        if value == 1 and unit.endswith("s") and not unit.endswith(("ss", "sses")):
+            unit = unit.removesuffix("s")
         return f"p = {shown}" if unit == "p" else f"{shown} {unit}".replace(" times ", "× ").strip()
 
     def __str__(self) -> str:

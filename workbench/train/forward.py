@@ -173,6 +173,8 @@ def explained(workload: Workload, where: str) -> Iterator[None]:
         raise
     except Exception as error:
         advice = next((advice for part, advice in _ADVICE.items() if part in str(error)), _USUAL)
+        if sizes := re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", str(error)):
+            advice = "A layer takes {1} features and is given {0}: the last size of its input.".format(*sizes.groups())
         if DIFFERENTIATES in str(error) and callers_line(error):
             advice = "Let what autograd.grad differentiates by require a gradient: x.requires_grad_() before x is used."
         sort = TargetError if re.match(r"Target -?\d+ is out of bounds", str(error)) else WorkloadError

@@ -212,6 +212,8 @@ def _import_failed(source: str, error: BaseException) -> WorkloadError:
     if frames := callers_frames(error):
         at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         said = str(error) if isinstance(error, WorkbenchError) else _last_line(error)
+        if isinstance(error, SystemExit) and source.endswith(".py"):
+            said += f". A script, which trains by itself, is run as it is: workbench diagnose -- python {source}"
         return WorkloadError(f"importing {source} failed at {at}: {said.rstrip('.')}{'.' * (said[-1:] != '?')}")
     return WorkloadError(
         f"importing {source} failed with {_last_line(error).rstrip('.')}. Run it alone to see where: python "

@@ -228,9 +228,9 @@ def _simulated(facts: Mapping[str, Any], devices: Sequence[_Row], harm: float) -
         f"{_sorted_too(devices, worst, _loss_range)}"
     )
     if value <= harm:
-        return CODES.finding(_RANK_LOCAL, "ok", f"{said}.", **numbers)
+        return CODES.finding(_RANK_LOCAL, "ok", f"{said}: no more than {harm:.0%}.", **numbers)
     return CODES.finding(
-        _RANK_LOCAL, "warn", f"{said}: unless they are synchronised, the result depends on the device that evaluates.",
+        _RANK_LOCAL, "warn", f"{said}, by more than {harm:.0%}: unless they are synchronised, the result depends on the device that evaluates.",
         advice=["On several devices, call wb.batch_norm.merge_running_statistics(model) before evaluating and checkpointing, or train with "
                 "wb.batch_norm.synchronise(model)."], **numbers,
     )  # fmt: skip

@@ -92,7 +92,8 @@ def diagnose_batch_size(
     """Hold the batch sizes of a study against each other, as they were and tuned; in any study: what was not tried is `not_measured`.
 
     Args:
-        margin: batch sizes whose selected metric differs by no more than this share are equally good (rule of thumb).
+        margin: batch sizes whose selected metric differs by no more than this share are equally good; and the largest wants more
+            weight decay where that gains more than with the smallest by this share (rule of thumb).
         alpha: level of each of the two one-sided tests behind "equally good" (Schuirmann 1987; 0.05 is usual).
         false_adoption: more regularisation helps where its mean gain over fresh seeds would come by chance less often than
             this (rule of thumb).
@@ -110,7 +111,8 @@ def diagnose_batch_size(
             _retune(record, arms, own, margin),
             _equivalence(record, arms, own, margin, alpha),
         ]
-    found += [noise_scale_finding(record), regularisation_finding(record, arms, false_adoption=false_adoption)]
+    decays = regularisation_finding(record, arms, margin=margin, false_adoption=false_adoption)
+    found += [noise_scale_finding(record), decays]
     return Diagnosis.of(record, found)
 
 
@@ -187,9 +189,10 @@ def _retune(record: RecordLike, arms: Sequence[BatchArm], own: BatchArm, margin:
     moved = memory is not None and any(
         not math.isclose(m, float(config[memory])) for m in (best.memory, *(r["best_memory"] for r in rows))
     )
-    at = f"lr {{:.3g}}{f', {memory} {{:g}}' if moved else ''}"
+    at, end = f"lr {{:.3g}}{f', {memory} {{:g}}' if moved else ''}", ", the end of the lrs tried"
     shown = "; ".join(
-        f"{r['batch_size']} ({r['total_steps']:,} steps): {at.format(r['best_lr'], r['best_memory'])}" for r in rows
+        f"{r['batch_size']} ({r['total_steps']:,} steps): {at.format(r['best_lr'], r['best_memory'])}{end * r['at_edge']}"
+        for r in rows
     )
     head = f"Tuned, batch size {own.batch_size} is best at {at.format(best.lr, best.memory)}; {shown}."
     value = worst["cost_of_keeping"]
@@ -309,36 +312,44 @@ def noise_scale_finding(record: RecordLike) -> Finding:
     return found("ok", f"The critical batch size (gradient noise scale) is {told}: {means}.", evidence=evidence)
 
 
-def regularisation_finding(record: RecordLike, arms: Sequence[BatchArm], *, false_adoption: float = 0.1) -> Finding:
-    """Return `batch_size.regularisation`: the gap between training and validation loss by batch size, and what a weight decay does."""
+def regularisation_finding(
+    record: RecordLike, arms: Sequence[BatchArm], *, margin: float = 0.1, false_adoption: float = 0.1
+) -> Finding:
+    """Return `batch_size.regularisation`: a warning where weight decay gains more for the largest batch than for the smallest, by the margin."""
     code, tuned = "batch_size.regularisation", [arm for arm in arms if arm.best is not None]
     gaps = [row for arm in tuned if (row := _mean_gap(record, arm)) is not None]
     tried: list[dict[str, Any]] = []
     for arm in tuned:
         if levels := _decay_levels(record, arm):
             best = min(levels, key=lambda row: arm.sign * row["chosen_by"])
-            tried.append({
-                "batch_size": arm.batch_size, "total_steps": arm.total_steps, "levels": levels, "weight_decay": best["weight_decay"],
-                "gain": best["gain"], "chance": best["chance"], "helps": best["gain"] > 0 and best["chance"] < false_adoption,
-            })  # fmt: skip
-    evidence: dict[str, Any] = {"gaps": gaps, "tried": tried, "false_adoption": false_adoption}
-    sizes = [row["batch_size"] for row in gaps]
-    if len(set(sizes)) < 2:
-        reason = "fewer than two batch sizes have a selected checkpoint whose training loss is known"
-        return CODES.not_measured(code, reason, evidence=evidence)
-    if not tried or tried[-1]["batch_size"] != max(sizes):
+            helps = {"helps": best["gain"] > 0 and best["chance"] < false_adoption}
+            same = {name: best[name] for name in ("weight_decay", "gain", "share", "chance")}
+            tried.append(
+                {"batch_size": arm.batch_size, "total_steps": arm.total_steps, "levels": levels} | same | helps
+            )
+    evidence: dict[str, Any] = {"gaps": gaps, "tried": tried, "false_adoption": false_adoption, "margin": margin}
+    if len({row["batch_size"] for row in gaps}) < 2:
+        few = "fewer than two batch sizes have a selected checkpoint of known training loss"
+        return CODES.not_measured(code, few, evidence=evidence)
+    if not tried or tried[-1]["batch_size"] != max(row["batch_size"] for row in gaps):
         return CODES.not_measured(code, "no weight decay was tried with the largest batch", evidence=evidence)
     ends = [min(gaps, key=lambda r: r["batch_size"]), max(gaps, key=lambda r: r["batch_size"])]
     shown = " and ".join(f"{row['gap']:.3g} at batch size {row['batch_size']}" for row in ends)
-    large, summary = tried[-1], f"Validation minus training loss is {shown}. {'. '.join(map(_decay_words, tried))}."
-    found = partial(CODES.finding, code, summary=summary, value=large["gain"], evidence=evidence)
-    advice = f"Regularise at batch size {large['batch_size']}: weight_decay={large['weight_decay']:g}."
-    return found(status="warn", advice=[advice]) if large["helps"] else found(status="ok")
+    small, large, size = tried[0], tried[-1], tried[-1]["batch_size"]
+    of_small = small["share"] if small["helps"] and small["batch_size"] < size else 0.0
+    wants, metric = large["helps"] and large["share"] - of_small > margin, str(record.config["select"])
+    words = ". ".join(_decay_words(row, metric, tuned[0].sign) for row in tried)
+    more = f"{size} wants more of it" if wants else f"{size} gains no more from it, to within {margin:.0%}"
+    summary = f"Validation minus training loss is {shown}. {words}. Batch size {more}."
+    found = partial(CODES.finding, code, summary=summary, value=large["gain"], unit=metric, evidence=evidence)
+    advice = f"Regularise at batch size {size}: weight_decay={large['weight_decay']:g}."
+    return found(status="warn", advice=[advice]) if wants else found(status="ok")
 
 
-def _decay_words(row: Mapping[str, Any]) -> str:
-    helps = "helps" if row["helps"] else "shows no gain"
-    return f"At {row['batch_size']}, a weight decay of {row['weight_decay']:g} {helps}: {row['gain']:+.3g} ({p_words(row['chance'])})"
+def _decay_words(row: Mapping[str, Any], metric: str, sign: float) -> str:
+    lowers = "lowers" if sign * row["gain"] > 0 else "raises"
+    by = f"by {abs(row['gain']):.3g} ({abs(row['share']):.1%}, {p_words(row['chance'])})"
+    return f"At {row['batch_size']}, a weight decay of {row['weight_decay']:g} {lowers} {metric} {by}"
 
 
 def _mean_gap(record: RecordLike, arm: BatchArm) -> dict[str, Any] | None:
@@ -373,7 +384,14 @@ def _decay_levels(record: RecordLike, arm: BatchArm) -> list[dict[str, Any]]:
         gains = np.array([arm.sign * (before[s] - after[s]) for s in fresh])
         gain, se = float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
         chance = float(stats.t.sf(gain / se, len(gains) - 1)) if se > 0 else float(gain <= 0)
-        numbers = {"chosen_by": float(np.mean(chose)), "gain": gain, "chance": chance, "seeds": len(fresh)}
+        scale = abs(float(np.mean([before[s] for s in fresh]))) or math.inf
+        numbers = {
+            "chosen_by": float(np.mean(chose)),
+            "gain": gain,
+            "share": gain / scale,
+            "chance": chance,
+            "seeds": len(fresh),
+        }
         found.append({"weight_decay": decay} | numbers)
     return found
 

@@ -115,7 +115,11 @@ def _best_not_last(
     else:
         numbers, better = _gain_where_chosen(judged, noise_sds, false_alarm)
     gain, threshold = numbers["gain"], numbers["threshold"]
-    little = f", but too little to matter ({matters_from:.2g})" if threshold < gain <= matters_from else ""
+    little = (
+        f", but less than {matters_from:.2g}, {min_gain_frac:.0%} of what training learned, and so too little to matter"
+        if threshold < gain <= matters_from
+        else ""
+    )
     evidence |= numbers | {"matters_from": matters_from}
     of = f"{whose}{len(judged)} runs" if many else f"{whose or 'the only '}run"
     said = f"The last checkpoint is the best in {'each of ' * many}{of}."
@@ -125,8 +129,22 @@ def _best_not_last(
         said = f"The best checkpoint is not the last in {of} ({at}). {better.format(little=little)}"
     known |= {"value": gain, "threshold": threshold}
     if gain > max(threshold, matters_from):
-        return CODES.finding(_LAST, "warn", said, advice=advice, **known)
+        return CODES.finding(_LAST, "warn", f"{said}{_overfits(record, judged)}", advice=advice, **known)
     return CODES.finding(_LAST, "ok", said, **known)
+
+
+def _overfits(record: RecordLike, runs: Sequence[SelectedRun], *, window: float = 0.1) -> str:
+    """Say so where the training loss of every run falls on while validation gets worse; a loss is the mean over a `window` of the run."""
+    losses: list[list[float]] = []
+    for run in runs:
+        rows, ends = record.steps[record.steps["trial"] == run.trial], (run.steps[run.best], run.total_steps)
+        spans = [rows["loss"][rows["step"].between(end - window * run.total_steps, end)] for end in ends]
+        losses.append([float(span.mean()) for span in spans])
+    if not all(late < early for early, late in losses):
+        return ""
+    early, late = np.mean(losses, axis=0)
+    step = int(np.median([run.steps[run.best] for run in runs]))
+    return f" The training loss falls on, from {early:.3g} to {late:.3g}: the model overfits from step {step:,} on."
 
 
 def _over_seeds(gains: Sequence[float], false_alarm: float) -> tuple[float, float]:
@@ -142,7 +160,7 @@ def _gain_on_test(runs: Sequence[SelectedRun], false_alarm: float) -> tuple[dict
     se, threshold = _over_seeds(gains, false_alarm)
     lost = f", so {min(1.0, max(0.0, 1 - gain / seen)):.0%} of that does not carry over" if seen > 0 else ""
     said = (
-        f"It is better than the last by {seen:.3g} on the split that chose it and by {gain:.3g} +- {se:.2g} on the test split"
+        f"It is better than the last by {seen:.3g} on the split that chose it and by {gain:.3g} ± {se:.2g} on the test split"
         f"{lost}: {'beyond' if gain > threshold else 'not beyond'} chance{{little}}."
     )
     numbers = {"gain": gain, "se": se, "threshold": threshold, "selected_gain": seen, "runs_tested": len(runs)}

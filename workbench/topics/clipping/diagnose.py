@@ -59,7 +59,7 @@ def diagnose_clipping(
         parked_frac: see `clipped_runs`.
         skip_frac: see `steady_stretch`.
         lost_frac: a baseline that clips most of its steps loses something by it where it lacks this share of what the same run learns
-            without (rule of thumb).
+            without, or one that needs clipping lacks of what a stable learning rate learns (rule of thumb).
         far_above: a baseline of an adaptive rule that clips most of its steps is an alarm only where its median norm is so many times the
             threshold: the rule divides out a factor that gradients have in common (rule of thumb).
     """
@@ -78,7 +78,8 @@ def diagnose_clipping(
     else:
         clipped = _Clipped(
             study=study, reference=reference, threshold=chosen.threshold, ladder=read_ladder(study, rows), lead=lead,
-            why=why, edge=edge, aggressive_frac=aggressive_frac, lost_frac=lost_frac, far_above=far_above, evidence=evidence,
+            why=why, edge=edge, usual_frac=1 - percentile / 100, aggressive_frac=aggressive_frac, lost_frac=lost_frac,
+            far_above=far_above, evidence=evidence,
         )  # fmt: skip
         share = unknown("clipping.aggressive") if lead.clip_frac is None else clipped.aggressive(lead.clip_frac)
         findings += [clipped.cures(), share, clipped.masks()]
@@ -160,6 +161,7 @@ class _Clipped:
     lead: Candidate
     why: str
     edge: float | None
+    usual_frac: float  # of the steps that the proposed threshold clips
     aggressive_frac: float
     lost_frac: float
     far_above: float
@@ -197,13 +199,15 @@ class _Clipped:
         over = " over all steps" if where == "all" else ""
         name = "" if percentile is None else f" (the {ordinal(percentile)} percentile{over})"
         sick = any(row["twin_lasting"] for row in rows)
-        without = "without it training is not" if sick else "without it the loss rises and recovers"
+        without = "without it training is unstable" if sick else "without it the loss rises and recovers"
         beyond = not lead.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge)
         against = self._against_reference(rows)
-        found = partial(found, evidence=evidence | {"gains": None if not against else "no gain" not in against})
+        gains, behind = None if not against else "no gain" not in against, self._behind_reference()
         price = f"{share}{': that amounts to a smaller step' if beyond else ''}.{against}"
-        summary = f"Clipping at {limit}{name} keeps lr {lead.lr:.4g} stable; {without}. {price}"
-        return found("warn" if beyond else "ok", summary, advice=advice if beyond else ())
+        keeps = f"keeps lr {lead.lr:.4g} stable" if not behind else f"keeps the loss bounded at lr {lead.lr:.4g}"
+        summary = f"Clipping at {limit}{name} {keeps}; {without}. {price}"
+        found, alarm = partial(found, evidence=evidence | {"gains": gains}), beyond or bool(behind)
+        return found("warn" if alarm else "ok", summary, advice=advice if alarm else ())
 
     def _against_reference(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """Say where the runs end against the one at a stable lr: a cure may gain nothing."""
@@ -211,8 +215,17 @@ class _Clipped:
             return ""
         curve = self.reference.item.curve
         end, stable = float(np.mean([row["loss"] for row in rows])), objective(curve)
-        than = "lower than" if end < stable else "stable, and no gain: no lower than"
+        than = "lower than" if end < stable else "no gain: no lower than"
         return f" The loss ends at {end:.3g}, {than} at lr {curve.lr:.4g} without clipping ({stable:.3g})."
+
+    def _behind_reference(self) -> str:
+        """Say so where every run is often clipped to its end, and lacks a share of what the one at a stable lr learns; "" else."""
+        rows, curves = self.lead.rows, {c.trial: c for c in self.study.curves}
+        said = self._against_reference(rows)
+        if not said or self.reference is None or min(row["late_clip_frac"] or 0.0 for row in rows) <= self.usual_frac:
+            return ""
+        lost = [lost_by(self.study, curves[row["trial"]], self.reference.item.curve)[0] for row in rows]
+        return said if min(lost) >= self.lost_frac else ""
 
     def aggressive(self, clip_frac: float) -> Finding:
         """Say how many steps are clipped, and what a clipping that training does not need takes from it."""
@@ -222,11 +235,8 @@ class _Clipped:
             evidence=self.evidence | {"lead": self.why},
         )  # fmt: skip
         at = f", lr {lead.lr:.4g}" if math.isfinite(lead.lr) else ""
-        line = (
-            self.study.facts.get("loop", {}).get("order", {}).get("lines", {}).get("clip")
-            if self.why == "own"
-            else None
-        )
+        order = self.study.facts.get("loop", {}).get("order", {}) if self.why == "own" else {}
+        line = order.get("lines", {}).get("clip")
         at += f" ({line})" if line else ""
         shown = f"{clip_frac:.1%} of the steps are clipped at {lead.max_grad_norm:.3g}{at}"
         if clip_frac < self.aggressive_frac:
@@ -273,8 +283,13 @@ class _Clipped:
             if lead.lasting:
                 summary = f"Clipping hides nothing: lr {lead.lr:.4g} is unstable with clipping, too."
             elif any(row["twin_lasting"] for row in lead.rows):
-                down = "the gradient norm falls below the threshold: the run does not depend on clipping"
-                summary = f"At lr {lead.lr:.4g} {down}."
+                shown = f"At lr {lead.lr:.4g} {np.mean(late or [0]):.0%} of the last steps are clipped"
+                if behind := self._behind_reference():
+                    high = f"{shown}, and without clipping it is unstable: a learning rate that is too high."
+                    return found("warn", f"{high}{behind}", advice=[self._lower(lead)])
+                summary = f"{shown}, and the run learns what a stable learning rate does or more."
+                if not late or np.mean(late) <= self.usual_frac:
+                    summary = f"{shown}: it is earlier that the run needs clipping."
             return found("ok", summary)
         swings = [row["alternation"] for row in lead.rows if row["alternation"] is not None]
         cycle = ", oscillating from step to step" if swings and min(swings) < -0.9 else ""
@@ -287,6 +302,7 @@ class _Clipped:
         return {
             "max_grad_norm": one.max_grad_norm, "lr": one.lr, "percentile": percentile, "percentile_of": where,
             "clip_frac": one.clip_frac, "passes": one.passes, "cured": one.cured, "lasting": one.lasting,
+            "loss": float(np.mean([row["loss"] for row in one.rows])),
             "cures": one.cures(aggressive_frac=self.aggressive_frac, unstable_lr=self.edge), "seeds": len(one.rows),
             "masks": any(masks(row, self.edge) for row in one.rows), "trials": [row["trial"] for row in one.rows],
         }  # fmt: skip

@@ -6,6 +6,7 @@ one with a warmup. The playbook's three statements about them come out as three 
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -50,6 +51,7 @@ class _Tables:
     collapse_frac: float
     cure_frac: float
     up_to_lr: float | None
+    fixes: Mapping[str, float] | None
 
     @cached_property
     def shared(self) -> list[tuple[LRPoint, LRPoint]]:
@@ -100,6 +102,16 @@ class _Tables:
         enough = lost - tried[0].loss >= self.cure_frac * (lost - before.loss)
         return not tried[0].unstable and enough and self.worse(without, tried[0])
 
+    def advice(self, modified: RecordLike, *, mid: bool) -> list[str]:
+        """Return what to try, by what was measured where the modification first loses an lr; a warmup that cures no lr is left out."""
+        (before, without), ends = self.lost[0], dict(self.fixes or {})
+        if any(self.cured(*pair) is not None for pair in self.lost):
+            opens = any(self.cured(*pair) for pair in self.lost)
+            ends["warmup"] = ends.get("warmup", before.loss) if opens else math.inf
+        optimizer = str(modified.config.get("optimizer"))
+        better = without.loss - self.material_frac * self.baseline.progress  # than no fix
+        return advise("mid" if mid else "early", optimizer=optimizer, fixes=ends, loss=better)
+
     def margin(self, one: LRPoint, other: LRPoint) -> float:
         """How far two mean losses lie apart by the seeds alone, and at least what is not worth a word."""
         finite = [[loss for loss in p.losses if math.isfinite(loss)] for p in (one, other)]
@@ -142,6 +154,7 @@ def diagnose_modification(
     cure_frac: float = 0.5,
     up_to_lr: float | None = None,
     tail_frac: float = 0.1,
+    fixes: Mapping[str, float] | None = None,
 ) -> Diagnosis:
     """Tell whether a modification makes high learning rates unstable, those alone, and whether a warmup cures it.
 
@@ -165,16 +178,18 @@ def diagnose_modification(
         cure_frac: share of the gap between the modified arm and the baseline that a warmup has to close (rule of thumb).
         up_to_lr: the lr up to which the warmup has to open; None is every lr that the modification lost.
         tail_frac: share of the steps that the objective averages (O1).
+        fixes: the losses that fixes of the modified arm ended at, at the smallest lr that it lost, as
+            {"clipping": 2.3, "warmup": 0.8}, or of "optimizer" and "architecture": the advice follows them, and leaves out what was no better.
     """
     tables = _Tables(
         baseline=judged(baseline).sweep(tail_frac), modified=judged(modified).sweep(tail_frac),
         warmed=None if warmed is None else judged(warmed).sweep(tail_frac),
         noise_sds=noise_sds, material_frac=material_frac, low_ratio=low_ratio, min_low_lrs=min_low_lrs,
-        min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr,
+        min_seeds=min_seeds, min_ratio=min_ratio, collapse_frac=collapse_frac, cure_frac=cure_frac, up_to_lr=up_to_lr, fixes=fixes,
     )  # fmt: skip
     unstable = _high_lr_lost(tables, modified)
     steps = None if warmed is None else warmed.config.get("warmup_steps")
-    findings = (_low_lr_same(tables), unstable, _warmup_cures(tables, unstable.evidence["holds"], steps))
+    findings = (_low_lr_same(tables), unstable, _warmup_cures(tables, unstable, steps))
     return Diagnosis.of(modified, findings)
 
 
@@ -262,15 +277,15 @@ def _high_lr_lost(tables: _Tables, modified: RecordLike) -> Finding:
         summary = (
             f"From lr {first:.4g} the modification makes training unstable{how}; the baseline trains up to {reach:.4g}."
         )
-    advice = advise("mid" if when.get("mid", 0) > when.get("early", 0) else "early")
-    return _statement(_LOST, far, summary, advice=advice if far else (), **known)
+    advice = tables.advice(modified, mid=when.get("mid", 0) > when.get("early", 0)) if far else ()
+    return _statement(_LOST, far, summary, advice=advice, **known)
 
 
 def _no_edge(tables: _Tables) -> str:
     return f"no lr up to {max(a.lr for a, _ in tables.shared):.4g} is unstable in either arm"
 
 
-def _warmup_cures(tables: _Tables, unstable: bool | None, steps: int | None) -> Finding:
+def _warmup_cures(tables: _Tables, unstable: Finding, steps: int | None) -> Finding:
     up_to = tables.up_to_lr or max((b.lr for _, b in tables.lost), default=None)
     warmed = {} if tables.warmed is None else {_key(p.lr): p.loss for p in reversed(tables.warmed.points)}
     rows: list[dict[str, Any]] = [
@@ -288,7 +303,7 @@ def _warmup_cures(tables: _Tables, unstable: bool | None, steps: int | None) -> 
         reason = "no sweep with a warmup was trained"
     elif not steps:
         reason = "the third sweep has no warmup"
-    elif unstable is not True or not rows:
+    elif unstable.evidence["holds"] is not True or not rows:
         reason = "the modification shows no instability that a warmup could cure"
     elif any(row["cured"] is None for row in rows):
         reason = "the sweep with a warmup lacks lrs or seeds at which the modification is unstable"
@@ -301,7 +316,7 @@ def _warmup_cures(tables: _Tables, unstable: bool | None, steps: int | None) -> 
         f"A warmup over {steps:,} steps cures {len(opened)} of the {len(rows)} lrs at which the modified training fails"
     )
     summary = f"{ramp}; with it training is stable {reach}."
-    return _statement(_CURES, holds, summary, advice=() if holds else advise("early")[1:], **known)
+    return _statement(_CURES, holds, summary, advice=() if holds else unstable.advice, **known)
 
 
 def _trains_up_to(tables: _Tables) -> float | None:

@@ -104,7 +104,7 @@ def not_wrapped(ranks: Ranks) -> Finding:
         said = f"Parameters differ between ranks from update {drift} on, though gradients and clipping are the same."
         advice = ("Look for code that changes parameters, lr or the optimizer's state on some ranks only.",)
         return say("fail", said, step=drift, advice=advice)
-    how = "through the wrapper" if num_wrapped else "by collectives of the script's own"
+    how = "through the wrapper" if num_wrapped else "outside of a wrapper, by collectives of the training loop"
     return say("ok", f"Gradients are averaged over {len(ranks)} ranks {how}.")
 
 
@@ -156,7 +156,7 @@ def _clipped_by_hand(ranks: Ranks, say: Any, advice: Sequence[str]) -> Finding:
         said = "Not measured: the script changes gradients before it averages them itself. Torch's functions do not clip them; whether hand-written clipping does cannot be seen."
         found = say("not_measured", said)
     else:
-        found = say("ok", "No rank clips gradients with torch's functions, and what else changes them does so alike.")
+        found = say("ok", "No rank calls a clipping function of torch, and all ranks update with the same gradients.")
     return found
 
 
@@ -185,10 +185,10 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
     shared = ""
     if cores and cores < len(ranks):
         shared = f" {len(ranks)} ranks share {cores} cores here, so the times are not those of {len(ranks)} machines."
+    step_s = {r["rank"]: float(np.median(r["times"]["step_s"])) for r in ranks}
     evidence = {
         "busy_s": dict(zip(names, medians.tolist(), strict=True)), "late_share": dict(zip(names, late.tolist(), strict=True)),
-        "ratio": ratio, "steps": steps, "cores": cores,
-        "step_s": {r["rank"]: float(np.median(r["times"]["step_s"])) for r in ranks},
+        "ratio": ratio, "steps": steps, "cores": cores, "step_s": step_s,
     }  # fmt: skip
     say = partial(CODES.finding, code, value=found, unit="share of steps", threshold=share, evidence=evidence)
     often = f"busy {ratio:g} times as long as they are, or longer"
@@ -202,10 +202,14 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
             "Every step lasts as long as that of the slowest rank.",
         )
         return say("warn", said, advice=advice)
-    most = f": in no step is one busy {ratio:g} times as long as they are."
+    waits = min(1 - medians[k] / step_s[name] if step_s[name] > 0 else 0.0 for k, name in enumerate(names))
+    idle = f" Every rank spends {waits:.0%} of a step or more on communication, and not on one rank." * bool(
+        waits >= 0.5
+    )
+    most = f": in no step does one work {ratio:g} times as long as they do."
     if found:
-        most = f". Rank {names[worst]} is {often}, in {found:.0%} of the steps; a straggler is in {share:.0%}."
-    return say("ok", f"No rank makes the others wait{most}{shared}")
+        most = f" in {share:.0%} of the steps: rank {names[worst]} works {ratio:g} times as long as they do, or longer, in {found:.0%}."
+    return say("ok", f"No rank makes the others wait{most}{idle}{shared}")
 
 
 def _sharded(ranks: Ranks) -> bool:

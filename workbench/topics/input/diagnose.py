@@ -62,23 +62,26 @@ def diagnose_input_pipeline(
 
 
 def _unused(facts: Facts, limit: float, least_bytes: float) -> Finding:
-    """Judge the bytes per example at the stages that could be looked at: item, batch, moved to the device, read by the step."""
+    """Judge the bytes of an example, or of a batch where its size is not known, at the stages that could be looked at: item, batch, moved to the device, read by the step."""
     code, reads = "input.unused_features", facts.get("reads")
-    examples = facts["loader"].get("examples_per_batch") or 1.0
+    known = facts["loader"].get("examples_per_batch")
+    examples, of = known or 1.0, "example" if known else "batch"  # whose bytes these are
     stages = {"item": float(sum(facts["item_bytes"].values()))} if facts.get("item_bytes") else {}
     stages["batch"] = sum(facts["batch_bytes"].values()) / examples
     if not reads or not reads["known"]:
         why = "there is no step to watch"
         if reads:
             why = "nothing was seen to be read: a compiled or scripted model hides it, and so do batches that are no tensors"
-        return CODES.not_measured(code, why, evidence={"bytes_per_example": stages})
+        return CODES.not_measured(code, why, evidence={f"bytes_per_{of}": stages})
     stages |= {"moved": reads["moved_bytes"] / examples, "read": reads["read_bytes"] / examples}
     unread = {path: reads["bytes"][path] for path in reads["unread"]}
     total, wasted = sum(reads["bytes"].values()), sum(unread.values())
     share = wasted / total if total else 0.0
-    evidence = {"bytes_per_example": stages, "unread": unread, "read": reads["read"]}
+    evidence = {f"bytes_per_{of}": stages, "unread": unread, "read": reads["read"]}
     say = partial(CODES.finding, code, value=share, unit="of the bytes", threshold=limit, evidence=evidence)
-    listed = ", ".join(f"{_bytes(value)} {name}" for name, value in stages.items()) + " an example"
+    listed = ", ".join(f"{_bytes(value)} {name}" for name, value in stages.items()) + f", each of an {of}".replace(
+        "an batch", "a batch"
+    )
     if not unread:
         return say("ok", f"The step reads all of a batch: {listed}.")
     names = ", ".join(sorted(unread, key=lambda path: -unread[path])[:4])

@@ -174,7 +174,11 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
     if best.border is None and open_end:
         return found("ok", f"{low:.4g}, the lowest lr tried, trains as well as the best: smaller ones may, too.")
     if best.border is None:
-        return found("ok", f"The lowest loss lies inside the lrs tried ({low:.4g} to {high:.4g}).")
+        alike = f", and {best.lr:.4g}, the smallest, is as good" if math.isclose(best.lr, low) else ""
+        return found(
+            "ok",
+            f"The lowest loss, at lr {best.measured_lr:.4g}, lies inside the lrs tried ({low:.4g} to {high:.4g}){alike}.",
+        )
     word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")
     summary = f"The lowest loss is at the {edge} lr tried, {best.measured_lr:.4g}"
     found = partial(found, value=best.measured_lr, unit="lr")

@@ -66,10 +66,12 @@ class Rival:
         return f"learns {100 * self.share:.0f} % less than" if self.share < 1 else "trains worse than"
 
     def little(self, alarm: float, share: float | None = None) -> str:
-        """Which share of what training gains the own lr loses, where that is more than noise; "" else."""
+        """Which share of what training gains the own lr loses, or that it is noise; "" where it loses nothing, or enough for an alarm."""
         share = self.share if share is None else share
-        if not (self.gain > 2 * self.noise and 0 < share < alarm):
+        if not 0 < share < alarm:
             return ""
+        if not self.gain > 2 * self.noise:
+            return f", within twice the noise of {self.noise:.2g}"
         return f", a difference of {100 * share:.2g} % of what training gains (alarm: {100 * alarm:g} %)"
 
 

@@ -24,7 +24,7 @@ from workbench.curves.seed_comparison import (
 )
 from workbench.curves.selection import compare_selected, ended_early, selected
 from workbench.curves.trial_curves import RecordLike, equal, plain_cell
-from workbench.findings.advice import ADVICE
+from workbench.findings.advice import ADAM, ADVICE
 from workbench.findings.causes import causes_first, vetoes_tuning
 from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.first_look import FIRST_LOOK, length_of_runs
@@ -40,7 +40,7 @@ CHANGEABLE = ("peak_lr", "warmup_steps", "total_steps", "max_grad_norm")  # what
 
 
 def cost_of(record: RecordLike) -> dict[str, Any]:
-    """Return steps, seconds and trials of a study, its steps over those of one whole baseline run, and what a budget did not pay for."""
+    """Return steps, seconds and trials of a study, how many are shorter than a baseline run, its steps over one's, and what a budget did not pay for."""
     trials = record.trials
     if not len(trials):
         return {"steps": 0, "seconds": 0.0, "trials": 0, "baseline_runs": None}
@@ -49,7 +49,14 @@ def cost_of(record: RecordLike) -> dict[str, Any]:
     steps = int(trials["steps_run"].sum())
     look = record.facts.get(FIRST_LOOK) or {"whole": alone[0] if alone else None}
     runs = steps / look["whole"] if look["whole"] else None
-    spent = {"steps": steps, "seconds": float(trials["seconds"].sum()), "trials": len(trials), "baseline_runs": runs}
+    short = int((trials["total_steps"] < look["whole"]).sum()) if look["whole"] else 0
+    spent = {
+        "steps": steps,
+        "seconds": float(trials["seconds"].sum()),
+        "trials": len(trials),
+        "short": short,
+        "baseline_runs": runs,
+    }
     return spent | ({"budget": record.facts["budget"]} if record.facts.get("budget") else {})
 
 
@@ -355,7 +362,7 @@ def next_steps(record: RecordLike, diagnosis: Diagnosis) -> list[NextStep]:
         }
     if adopted and "peak_lr" in changed and float(found["config"]["peak_lr"]) < float(record.config["peak_lr"]):
         done.add(str(ADVICE["lower_lr"]))  # proven better, it is no last resort, but what was wrong
-    adaptive = str(record.config.get("optimizer")) in ("adam", "adamw", "nadam")  # the advice is to try Adam
+    adaptive = str(record.config.get("optimizer")) in ADAM
     held = found.get("candidate") is not None and not adopted  # it had the best learning rate, or a better config
     moot = bool(
         vetoes_tuning(diagnosis.findings)
