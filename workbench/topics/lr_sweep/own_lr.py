@@ -17,7 +17,7 @@ from workbench.findings.diagnosis import Diagnosis
 from workbench.findings.finding import Codes, Finding, Status
 
 _WORSE = "worse by the metric that selects checkpoints"
-_NEAR = "lies next to the unstable ones"
+_NEAR = "next to the unstable ones"
 _NAMED = 3  # lrs of better results that a sentence names (rule of thumb)
 OWN_LR_CODES = CODES = Codes({"lr.too_high": "F2.9", "lr.too_low": "F1.6"})
 
@@ -54,11 +54,8 @@ class Rival:
         alike: dict[str, list[str]] = {}
         for lr, why in [(lr, why) for lr, why in self.passed.items() if why != _WORSE][:_NAMED]:
             alike.setdefault(why, []).append(f"{lr:.4g}")
-        told = (
-            f"{' and '.join(lrs)} {'looks' if len(lrs) == 1 else 'look'} better, but {why}"
-            for why, lrs in alike.items()
-        )
-        return "".join(f"; {each}" for each in told)
+        told = ", ".join(f"{' and '.join(lrs)} ({why})" for why, lrs in alike.items())
+        return f"; better in one run, but not chosen: {told}" if told else ""
 
     @property
     def less(self) -> str:
