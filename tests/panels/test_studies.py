@@ -100,6 +100,13 @@ def test_two_studies_are_compared_by_config_value_and_noise(runs: Path) -> None:
     assert "<svg" in draw_comparison([one, two]).html()
 
 
+def test_a_study_of_a_log_without_batch_size_is_read(tmp_path: Path) -> None:
+    write_study(tmp_path / "log", kind="log", config=CONFIG.to_dict() | {"batch_size": None})
+    table, problems = study_table(tmp_path)
+    assert problems == []
+    assert table["best_lr"].tolist() == [pytest.approx(0.1 * 1.3**2)]
+
+
 def test_another_program_is_not_comparable_and_the_same_one_with_edited_code_is(runs: Path) -> None:
     sides = [side(runs / name) for name in ("first", "second")]
     for functions, comparable in ((("fn:train", "fn:train"), True), (("fn:train", "other:train"), False)):

@@ -284,8 +284,8 @@ def ranked_trials(record: StudyRecord | TrialRecord) -> pd.DataFrame:
     plain = trials["peak_lr"] >= unstable_lr
     for name in ("warmup_steps", "max_grad_norm"):
         plain &= trials[name].isna() if own.get(name) is None else trials[name] == own[name]
-    examples = trials["total_steps"] * trials["batch_size"]
-    short = (trials["total_steps"] < own["total_steps"] / 2) & (examples < own["total_steps"] * own["batch_size"] / 2)
+    size = trials["batch_size"].astype(float).div(own["batch_size"] or math.nan).fillna(1)  # a log may not say it
+    short = trials["total_steps"] * size.clip(lower=1) < own["total_steps"] / 2
     place = short.astype(int).mask(plain | (trials["state"] == "diverged"), 2).mask(trials["trial"].isin(kept), -1).mask(trials["best_value"].isna(), 3)  # fmt: skip
     best = trials["best_value"] * (1.0 if own["select_mode"] == "min" else -1.0)
     order = pd.DataFrame({"place": place, "best": best, "trial": trials["trial"]}).sort_values(["place", "best", "trial"])  # fmt: skip

@@ -73,7 +73,7 @@ def _head(record: Any, diagnosis: Diagnosis) -> dict[str, Any]:
     study, cost = getattr(record, "study", {}), diagnosis.cost
     name = f" Study {study['name']}" if study.get("name") else ""
     day = f", {str(study['created'])[:10]}" if study.get("created") else ""
-    note = f" Note: {str(study['note']).rstrip('.')}." if study.get("note") else ""
+    note = f" Note: {str(study['note']).rstrip('.').replace('`', '')}." if study.get("note") else ""
     meaning = {
         "fail": "Something keeps this training from working as it could.",
         "warn": "It trains, but something deserves a look.",

@@ -6,9 +6,9 @@ const STATES = {
   finished: "•", complete: "•", running: "▶", unfinished: "‖", stopped: "‖", diverged: "↗", failed: "✕",
 };
 const WIDTHS = {
-  study: "minmax(14em, 2fr)", workload: "8.5em", state: "7em", stage: "13em", trials: "4.5em", diverged: "6.5em", failed: "5em",
-  trial: "5.5em", best_value: "8em", mean_value: "11em", select: "8em", best_lr: "6.5em", lr_best: "6.5em", lr_unstable: "7.5em", verdict: "11.5em",
-  note: "minmax(11em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
+  study: "minmax(15em, 2fr)", workload: "8.5em", state: "6.5em", stage: "13em", trials: "4.5em", diverged: "5.5em", failed: "5em",
+  trial: "5.5em", best_value: "8em", mean_value: "11em", select: "9.5em", best_lr: "5.5em", lr_best: "5.5em", lr_unstable: "7.5em", verdict: "7.5em",
+  note: "minmax(10em, 3fr)", seed: "5.5em", best_step: "8em", steps_run: "8em", seconds: "7em",
 };
 const INTEGER = new Intl.NumberFormat("en-US");
 const WORDS = {
@@ -30,7 +30,7 @@ function make(tag, properties = {}, ...children) {
 function shown(value, name) {
   if (value === null || value === undefined) return "–";
   if (name === "state") return `${STATES[value] || ""} ${value}`.trim();
-  if (name === "note") return String(value).replace(/^(diagnosis|watched training) of /, "");
+  if (name === "note") return String(value).replace(/^(diagnosis|watched training) of /, "").replaceAll("`", "");
   if (name === "select") return String(value).split(" ")[0];
   if (name === "study") return String(value).replace(/-\d{4}(\d\d)(\d\d)-(\d\d)(\d\d)\d\d(?=$|-\d+$)/, " $1-$2 $3:$4");
   if (typeof value === "number") {

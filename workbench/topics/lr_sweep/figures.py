@@ -128,7 +128,8 @@ def plot_loss_curves(
                 curves.append(line)
         if not curves:
             return not_measured(axes, "no trial with a finite training loss at these learning rates")
-        above = sorted({short(lr / best) for lr in every if lr > best * (1 + 1e-9)}, key=float) if chosen else []
+        above = sorted({short(lr / best) for lr in every if lr > best * (1 + 1e-9)}, key=float)
+        above = above if chosen and min(every) > best * (1 - 1e-9) else []
         times = " to ".join(dict.fromkeys([*above[:1], *above[-1:]]))
         loss_axes(
             axes,
