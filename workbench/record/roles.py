@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 
 STAGES = {role.value: role.replace("_", " ") for role in Role} | {
-    "lr_sweep": "sweep", "lr_unstable": "edge of stability", "probe": "twice the best lr", "confirm": "far above the best lr",
+    "lr_sweep": "sweep", "lr_unstable": "search for the unstable lr", "probe": "twice the best lr", "confirm": "far above the best lr",
     "fix": "fixes", "proof": "proof, new seeds",
 }  # fmt: skip
 """What a trial is for, as people read it."""
