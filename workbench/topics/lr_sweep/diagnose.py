@@ -174,11 +174,8 @@ def _grid_edge(study: JudgedStudy, table: SweepTable, best: BestLR) -> Finding:
     if best.border is None and open_end:
         return found("ok", f"{low:.4g}, the lowest lr tried, trains as well as the best: smaller ones may, too.")
     if best.border is None:
-        alike = f", and {best.lr:.4g}, the smallest, is as good" if math.isclose(best.lr, low) else ""
-        return found(
-            "ok",
-            f"The lowest loss, at lr {best.measured_lr:.4g}, lies inside the lrs tried ({low:.4g} to {high:.4g}){alike}.",
-        )
+        inside = f"lies inside the lrs tried ({low:.4g} to {high:.4g})"
+        return found("ok", f"The lowest loss, at lr {best.measured_lr:.4g}, {inside}.")
     word, edge = ("smaller", "lowest") if best.border == "low" else ("larger", "highest")
     summary = f"The lowest loss is at the {edge} lr tried, {best.measured_lr:.4g}"
     found = partial(found, value=best.measured_lr, unit="lr")
