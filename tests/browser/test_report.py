@@ -94,7 +94,7 @@ SHEETS = "body { width: 182mm; height: 267mm; columns: 182mm; column-gap: 10mm; 
 FILLED = """() => {
     const shown = [...document.querySelectorAll('p, li, pre, svg, tr, h1, h2, summary, figcaption')], mm = 96 / 25.4, filled = [];
     for (const box of shown.flatMap(each => [...each.getClientRects()]).filter(box => box.height > 0)) {
-        const sheet = Math.floor((box.left + scrollX) / (192 * mm));
+        const sheet = Math.floor((box.left + scrollX + 1) / (192 * mm)); // a pixel for rounding
         filled[sheet] = Math.max(filled[sheet] ?? 0, (box.bottom + scrollY) / (267 * mm));
     }
     return filled;
