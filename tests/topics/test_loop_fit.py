@@ -164,3 +164,22 @@ def test_a_run_that_is_well_says_that_other_settings_take_other_runs(tmp_path: P
     assert diagnosis.verdict == "ok"
     assert "takes other runs" in repr(diagnosis).splitlines()[0]
     assert "takes other runs" in verdict_table(diagnosis)
+
+
+@pytest.mark.parametrize(("updates", "decay", "words"), [
+    (20, 0.01, "this asks for 50 updates, and 20 were made"), (60, 0.0, "no weight decay"), (60, 0.01, "undoes no updates"),
+])  # fmt: skip
+def test_what_few_updates_or_no_weight_decay_cannot_tell_is_not_said_to_be_well(
+    updates: int, decay: float, words: str, tmp_path: Path
+) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=decay)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(8, 4)), torch.arange(8) % 3).backward()
+            optimizer.step()
+    found = run.diagnose()
+    assert words in found["optimizers.weight_decay_shrinks"].summary
+    assert found["lr.too_high"].applies is (updates >= 50)
+    assert found["warmup.over_cap"].applies is (updates >= 50)

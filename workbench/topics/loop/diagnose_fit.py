@@ -24,16 +24,25 @@ from workbench.topics.warmup.diagnose import CODES as WARMUP_CODES
 _OTHERS = "wb.diagnose_function and workbench diagnose -- python train.py do so."
 
 
-def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.25) -> Iterable[Finding]:
-    """Return `lr.too_high`, `lr.too_low`, `optimizers.weight_decay_shrinks` and `warmup.over_cap`, as far as one run tells; one that was cut short tells nothing.
+def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.25, least: int = 50) -> Iterable[Finding]:  # fmt: skip
+    """Return `lr.too_high`, `lr.too_low`, `optimizers.weight_decay_shrinks` and `warmup.over_cap`, as far as one run tells.
 
-    Too high a learning rate is a failure where no more than the share `broken` is learned (rule of thumb).
+    One that was cut short, or made fewer updates than `least`, tells nothing. Too high a learning rate is a failure where no
+    more than the share `broken` is learned (rules of thumb).
     """
     loop = study.facts.get("loop") or {}
     curve = next((c for c in study.curves if c.finished), None) if loop.get("ended", True) else None
-    high = low = decay = None
-    if curve is not None:
-        high, low, decay = blown(curve, chance), unslowed(curve, chance), outweighed(curve, chance)
+    updates = 0 if curve is None else int(np.isfinite(curve.loss).sum())
+    if curve is None or updates < least:
+        reason = (
+            "the loop was left before its end"
+            if curve is None
+            else f"this asks for {least} updates, and {updates} were made"
+        )
+        for codes, code in ((OWN_LR_CODES, "lr.too_high"), (OWN_LR_CODES, "lr.too_low"), (OPTIMIZER_CODES, "optimizers.weight_decay_shrinks"), (WARMUP_CODES, "warmup.over_cap")):  # fmt: skip
+            yield codes.finding(code, "ok", f"Does not apply: {reason}.")
+        return
+    high, low, decay = blown(curve, chance), unslowed(curve, chance), outweighed(curve, chance)
     lr = study.config.get("peak_lr")
     name = f"The learning rate of {lr:.4g}" if isinstance(lr, float) and math.isfinite(lr) else "The learning rate"
     say = partial(OWN_LR_CODES.finding, "lr.too_high")
@@ -49,7 +58,7 @@ def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.
             advice=[f"Try learning rates 3, 10 and 30 times smaller, and a warmup; {_OTHERS}"],
         )  # fmt: skip
     say = partial(OWN_LR_CODES.finding, "lr.too_low")
-    if curve is None or low is None:
+    if low is None:
         yield say("ok", "The loss slows down before the run ends, or more than half of it is learned.")
     else:
         yield say(
@@ -62,7 +71,9 @@ def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.
     if decay is None:
         yield say(
             "ok",
-            "Does not apply: no weight decay was seen to undo all updates; what a smaller one costs takes other runs.",
+            "Weight decay undoes no updates; what a smaller one costs takes other runs."
+            if study.config.get("weight_decay")
+            else "Does not apply: the optimizer has no weight decay.",
         )
     else:
         yield say(
@@ -74,10 +85,10 @@ def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.
     yield _warmup(curve)
 
 
-def _warmup(curve: TrialCurve | None, *, least: int = 150, rise: float = 1.25) -> Finding:
+def _warmup(curve: TrialCurve, *, least: int = 150, rise: float = 1.25) -> Finding:
     """Judge whether the learning rate still rises as the run ends: it never falls, and is `rise` times that of the middle of `least` updates or more (rules of thumb)."""
     say = partial(WARMUP_CODES.finding, "warmup.over_cap")
-    lr = np.empty(0) if curve is None else curve.column("lr")
+    lr = curve.column("lr")
     lr = lr[np.isfinite(lr)]
     if lr.size < least or (np.diff(lr) < 0).any() or lr[-1] <= rise * lr[lr.size // 2]:
         return say("ok", "The learning rate does not rise until the run ends.")
