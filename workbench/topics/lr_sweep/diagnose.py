@@ -122,10 +122,11 @@ def _best(study: JudgedStudy, table: SweepTable, short: SweepTable, best: BestLR
     alike = [p.lr for p in among]
     mine = any(math.isclose(lr, baseline, rel_tol=1e-9) for lr in alike)
     if len(alike) > 1:
+        apart = f"(within {max(0.01, 100 * max(p.above_best for p in among) / table.progress):.2g} % of what training gains)"
         how = (
-            ("By training loss, ", f" train equally well; yours ({baseline:.4g}) is one of them")
+            ("By training loss, ", f" train equally well {apart}; yours ({baseline:.4g}) is one of them")
             if mine
-            else ("Lowest training loss: ", f", equally low; the safest of them is {best.lr:.4g}")
+            else ("Lowest training loss: ", f", equally low {apart}; the safest of them is {best.lr:.4g}")
         )
         summary = f"{how[0]}{alike[0]:.4g} to {alike[-1]:.4g}{how[1]}"
         summary += differ_by_metric(study, table, among, baseline)

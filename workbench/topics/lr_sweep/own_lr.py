@@ -163,7 +163,7 @@ def differ_by_metric(
         for value, p, _ in found
         if "yours" not in names and math.isclose(p.lr, own, rel_tol=1e-9) and learned > 0
     ]
-    return f". By {select} of the selected checkpoints {names[0]} is the worst of them, {shown(high, worst)}; {names[1]} has {shown(low, best)}{''.join(mine)}"
+    return f". By {select} of the selected checkpoints {names[0]} is the {'worse of the two' if len(found) == 2 else 'worst of them'}, {shown(high, worst)}; {names[1]} has {shown(low, best)}{''.join(mine)}"
 
 
 def _start(record: RecordLike, table: SweepTable, point: LRPoint) -> float:
