@@ -90,6 +90,15 @@ def test_too_few_updates_tell_nothing_of_any_of_them(tmp_path: Path) -> None:
         assert finding.status == "ok", finding.summary
 
 
+def test_a_decay_of_one_group_alone_is_not_held_against_all_parameters(tmp_path: Path) -> None:
+    def make(parameters: Any) -> Any:
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": rest, "lr": 0.1, "weight_decay": 0.05}, {"params": [first], "lr": 1e-3}], momentum=0.9)  # fmt: skip
+
+    finding = trained(tmp_path / "run", make, lambda: nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))).diagnose()["optimizers.weight_decay_shrinks"]  # fmt: skip
+    assert finding.status == "ok", finding.summary
+
+
 def flat(k: float) -> float:
     return 1.0
 
@@ -140,6 +149,8 @@ WARMUPS: dict[str, tuple[Callable[[int], float], str]] = {
     "none": (lambda k: 1.0, "ok"),
     "cycles that end at the top": (lambda k: 0.1 + 0.9 * (k % 50) / 49, "ok"),
     "zero": (lambda k: 0.0, "ok"),
+    "a search for the largest one": (lambda k: 10.0 ** (k / 40), "ok"),
+    "a root of the updates": (lambda k: (1 + k / 50) ** 0.5, "ok"),
 }
 
 

@@ -247,6 +247,31 @@ class Relative(Heads):
         return self.out((shifted.softmax(-1) @ q.repeat(1, 1, 1, 2))[:, 0, 0])  # type: ignore[no-any-return]
 
 
+class Shared(nn.Module):
+    """Places that are shared out among clusters, or whose heads' weights are mixed, on purpose."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.one, self.two = how, nn.Linear(FEATURES, 16), nn.Linear(16, 1)
+        self.mix = nn.Parameter(torch.rand(4, 4))
+        self.centres = nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(x)
+        if self.how == "heads":
+            q = h.view(len(h), -1, 4, 4).transpose(1, 2)
+            weights = torch.einsum("bhij,hg->bgij", (q @ q.mT).softmax(-1), self.mix)
+            out = (weights @ q).transpose(1, 2).flatten(2)
+        elif self.how == "centres":
+            out = torch.einsum("bnk,bnd->bkd", torch.einsum("bnd,kd->bnk", h, self.centres).softmax(-1), h)
+        elif self.how == "examples":
+            out = (h @ h[:, :3].mT).softmax(-1).mT @ h
+        else:
+            blocks = h.reshape(len(h), 16, -1)
+            out = (blocks / blocks.std(-1, keepdim=True)).reshape(h.shape).relu()
+        return self.two(out).flatten(1).mean(1, keepdim=True)  # type: ignore[no-any-return]
+
+
 TURNED: dict[str, tuple[Callable[[], nn.Module], int, str]] = {
     "heads are merged": (lambda: Heads("merge"), 11, "viewed from (32, 4, 11, 8) as (32, 11, 32)"),
     "heads are merged, sizes that divide each other": (lambda: Heads("merge"), 16, "viewed from (32, 4, 16, 8) as (32, 16, 32)"),
@@ -263,6 +288,8 @@ IN_PLACE: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "both directions": (lambda: Viewed(lambda out: torch.cat([*out], -1), directions=True), 9),
     "all at once": (lambda: Viewed(lambda out: out.reshape(len(out), -1), 108), 9),
     "distances, filled up": (lambda: Relative("pad"), 9), "distances, cut off": (lambda: Relative("cut"), 9),
+    "heads are mixed": (lambda: Shared("heads"), 11), "clusters that are learned": (lambda: Shared("centres"), 11),
+    "clusters of the example": (lambda: Shared("examples"), 11), "blocks of a norm": (lambda: Shared("blocks"), 11),
     "attention of torch": (lambda: Sequences(nn.TransformerEncoderLayer, first=True), 11),
 }  # fmt: skip
 

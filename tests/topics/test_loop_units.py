@@ -297,3 +297,37 @@ def test_second_derivatives_that_are_zero_everywhere_are_told(
             optimizer.step()
     found = run.diagnose()["gradients.vanishing"]
     assert (found.status, "second derivatives" in found.summary) == (status, status == "fail"), found.summary
+
+
+def test_first_derivatives_of_several_relu_networks_rouse_nothing(tmp_path: Path) -> None:
+    """Of each the other networks' part is 0 everywhere, as in a divergence or in penalties of several critics."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1)) for _ in range(2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(12):
+            x = torch.rand(32, 2, requires_grad=True)
+            field = torch.cat([part(x) for part in model], 1)
+            parts = [torch.autograd.grad(field[:, k].sum(), x, create_graph=True)[0][:, k] for k in range(2)]
+            optimizer.zero_grad()
+            ((parts[0] + parts[1]).square().mean() + (field - x).square().mean()).backward()
+            optimizer.step()
+    found = run.diagnose()["gradients.vanishing"]
+    assert found.status == "ok", found.summary
+
+
+def test_products_of_second_derivatives_and_a_vector_are_recorded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with wb.watch(model, optimizer, out=tmp_path / "run") as run:
+        for _ in range(12):
+            weights = [*model.parameters()]
+            loss = nn.functional.cross_entropy(model(torch.randn(32, 4)), torch.randint(3, (32,)))
+            grads = torch.autograd.grad(loss, weights, create_graph=True)
+            products = torch.autograd.grad(sum(g.sum() for g in grads), weights, create_graph=True)
+            optimizer.zero_grad()
+            (loss + sum(p.square().sum() for p in products)).backward()
+            optimizer.step()
+    found = run.diagnose()["loop.no_step"]
+    assert found.status == "ok", found.summary

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.losses.graphs import constant_of
+from workbench.instruments.losses.graphs import WEIGHS, constant_of
 
 Compared = tuple[str, Tensor, Tensor, Tensor]
 """Loss function, outputs, targets and loss."""
@@ -86,8 +86,9 @@ def turned_axes(nodes: Collection[Any]) -> dict[str, Any] | None:
     """Return the first node of a graph that takes one axis for another, and what it does to which shape; None where none does.
 
     It may be a view that gives the shape of a permutation, as `out.reshape(B, N, C)` of (B, heads, N, C / heads) without a transpose. What is filled up
-    before or cut off after it, as for relative positions, is shifted so on purpose. Or it is a softmax of products that weighs a sum over another of its axes; over what is
-    divided by its own sum after it, as slots that compete for places are, nothing is said.
+    before or cut off after it, as for relative positions, is shifted so on purpose, and what is viewed back before a product takes it, as in blocks of a
+    norm, is where it was. Or it is a softmax of as many queries as keys that weighs, as it is, a sum over its last axis and has another one. Fewer clusters, slots or
+    features that places are shared out among compete on purpose, as do learned ones.
     """
     cut = {parent for node in nodes if node.name().startswith(("Slice", "Index")) for parent, _ in node.next_functions}
     for node in sorted(nodes, key=lambda each: each._sequence_nr()):
@@ -95,19 +96,45 @@ def turned_axes(nodes: Collection[Any]) -> dict[str, Any] | None:
         if parent is None:
             continue
         if name in _VIEWS and node not in cut and not parent.name().startswith(("Cat", "ConstantPad", "Slice")):
-            before, after = tuple(node._saved_self_sym_sizes), tuple(node._input_metadata[0].shape)
-            if turns(before, after):
+            before, after = _sizes(node)
+            back = (each for each in nodes if each.name() in _VIEWS and _sizes(each) == (after, before))
+            if turns(before, after) and not any(node in _unweighed(each) or each in _unweighed(node) for each in back):
                 return {"node": node, "before": [*before], "after": [*after]}
-        elif name == "BmmBackward0" and node.next_functions[0][0] is not None:
+        elif name == "BmmBackward0" and not _is_learned(node.next_functions[1][0]):
             weights, place = node.next_functions[0]
-            found, axis = softmax_behind(weights, place, 2) or (None, None)
-            if found is None or axis is None or "Log" in found.name() or not _of_products(found):
+            found, axis = (weights and softmax_behind(weights, place, 2)) or (None, None)
+            if found is None or "Log" in found.name() or not _of_products(found):
                 continue
             shape = found._saved_result.shape
             own = along(found._saved_dim, len(shape))
-            if own != axis and shape[own] > 1:
+            if own != axis == len(shape) - 1 and shape[own] > 1 and shape[-1] == shape[-2]:
                 return {"node": node, "shape": [*shape], "axis": own, "summed": axis}
     return None
+
+
+def _sizes(view: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(view._saved_self_sym_sizes), tuple(view._input_metadata[0].shape)
+
+
+def _unweighed(node: Any, *, most: int = 64) -> set[Any]:
+    """Return the nodes behind one that no product of matrices nor convolution stands between."""
+    seen: set[Any] = set()
+    stack = [node]
+    while stack and len(seen) < most:
+        here = stack.pop()
+        if here not in seen and not here.name().startswith(WEIGHS):
+            seen.add(here)
+            stack += [parent for parent, _ in here.next_functions if parent is not None]
+    return seen
+
+
+def _is_learned(node: Any) -> bool:
+    """Tell whether a factor is a parameter, laid out anew, or not trained."""
+    while node is not None and node.name().startswith(
+        (*_SHAPED, "Expand", "Transpose", "TBackward", "Permute", "Clone")
+    ):
+        node = node.next_functions[0][0]
+    return node is None or node.name() == "torch::autograd::AccumulateGrad"
 
 
 _VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
@@ -137,8 +164,8 @@ def _of_products(softmax: Any) -> bool:
     nodes = [softmax]
     for _ in range(_FAR):
         nodes = [parent for node in nodes for parent, _ in node.next_functions if parent is not None]
-        if any(node.name() == "BmmBackward0" and all(p is not None for p, _ in node.next_functions) for node in nodes):
-            return True
+        if any(node.name() == "BmmBackward0" for node in nodes):
+            return not any(_is_learned(p) for node in nodes for p, _ in node.next_functions)
         nodes = [node for node in nodes if node.name().startswith((*_KEPT, *_SHAPED, "MaskedFill", "Where", "Transpose", "Permute"))]  # fmt: skip
     return False
 
@@ -146,7 +173,7 @@ def _of_products(softmax: Any) -> bool:
 def _picked(node: Any) -> list[Tensor]:
     """Return of each axis of what a node is given whether classes may be picked along it; nothing where none are."""
     name = node.name()
-    if name.startswith("NllLoss"):
+    if name in ("NllLossBackward0", "NllLoss2DBackward0"):
         dims = node._saved_self.dim()
         return [torch.tensor(axis == min(1, dims - 1)) for axis in range(dims)]
     if name == "GatherBackward0":
@@ -179,7 +206,7 @@ def softmax_behind(node: Any, place: int, at: int) -> tuple[Any, int | None] | N
     axis: int | None = at
     for _ in range(_FAR):
         name, shape = node.name(), node._input_metadata[place].shape
-        if name.startswith(("LogSoftmax", "Softmax")):
+        if name in ("LogSoftmaxBackward0", "SoftmaxBackward0"):
             return node, axis
         parents = [pair for pair in node.next_functions if pair[0] is not None]
         if len(parents) != 1 or not parents[0][0].next_functions:

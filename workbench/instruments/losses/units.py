@@ -106,7 +106,7 @@ class Units:
         self._layers: list[dict[str, Any]] = []
         self._in_a_row: list[str] = []
         self._axes: dict[str, Any] | None = None  # see `turned_axes`
-        self._curved: list[Tensor] = []  # of each look whether no derivative of a derivative is 0 everywhere
+        self._curved: list[Tensor] = []  # of each look whether a derivative of a derivative is not 0 everywhere
 
     def trained(self, losses: Any, update: int, models: Callable[[], Iterable[nn.Module]]) -> None:
         """Take in a backward pass that is about to begin."""
@@ -136,7 +136,7 @@ class Units:
             layers = layers_of(nodes, owners)
             self._layers, self._in_a_row = signals(loss.sum(), layers), in_a_row(losses, nodes, layers, roots)
         again = [node._saved_self.any() for node in nodes if _goes_back_again(node)]
-        self._curved += [torch.stack(again).all()] if again else []
+        self._curved += [torch.stack(again).any()] if again else []
         for node in nodes - behind_weights(losses):
             self._opaque = self._opaque or node.name().startswith(_OPAQUE)
             with (
@@ -194,12 +194,18 @@ def _returned(node: Any) -> tuple[str, Tensor] | None:
 
 
 def _goes_back_again(node: Any) -> bool:
-    """Tell whether a product with weights is of what came back through piecewise linear activation functions, in a graph of its own, as derivatives by inputs have."""
+    """Tell whether a product with weights is of what came back through piecewise linear activation functions twice: what no weights above have made, as those of the last layer make each first derivative."""
     parent = node.next_functions[0][0] if node.name() == "MmBackward0" else None
     if parent is None or node._saved_self is None:
         return False
-    above = [parent, *(each for each, _ in parent.next_functions if each is not None)]
-    return any(each.name() in _PIECEWISE for each in above[: 1 if parent.name() != "AddBackward0" else None])
+    first = (
+        parent
+        if parent.name() != "AddBackward0"
+        else next((p for p, _ in parent.next_functions if p is not None), parent)
+    )
+    return first.name() in _PIECEWISE and any(
+        each is None for each, _ in (*parent.next_functions, first.next_functions[0])
+    )
 
 
 _PIECEWISE = ("ThresholdBackwardBackward0", "LeakyReluBackwardBackward0", "HardtanhBackwardBackward0")

@@ -42,7 +42,10 @@ def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.
         for codes, code in ((OWN_LR_CODES, "lr.too_high"), (OWN_LR_CODES, "lr.too_low"), (OPTIMIZER_CODES, "optimizers.weight_decay_shrinks"), (WARMUP_CODES, "warmup.over_cap")):  # fmt: skip
             yield codes.finding(code, "ok", f"Does not apply: {reason}.")
         return
-    high, low, decay = blown(curve, chance), unslowed(curve, chance), outweighed(curve, chance)
+    high, low = blown(curve, chance), unslowed(curve, chance)
+    groups = [g for o in (loop.get("parameters") or {}).get("optimizers", {}).values() for g in o["groups"]]
+    alike = len({(g["lr"], g["weight_decay"]) for g in groups if g["vectors"] < g["parameters"]}) < 2
+    decay = outweighed(curve, chance) if alike else None  # norms are those of all groups, lr and decay those of one
     lr = study.config.get("peak_lr")
     name = f"The learning rate of {lr:.4g}" if isinstance(lr, float) and math.isfinite(lr) else "The learning rate"
     say = partial(OWN_LR_CODES.finding, "lr.too_high")
@@ -85,12 +88,17 @@ def own_settings(study: JudgedStudy, chance: float | None, *, broken: float = 0.
     yield _warmup(curve)
 
 
-def _warmup(curve: TrialCurve, *, least: int = 150, rise: float = 1.25) -> Finding:
-    """Judge whether the learning rate still rises as the run ends: it never falls, and is `rise` times that of the middle of `least` updates or more (rules of thumb)."""
+def _warmup(curve: TrialCurve, *, least: int = 150, rise: float = 1.25, most: float = 4.5) -> Finding:
+    """Judge whether the learning rate still rises as the run ends: it never falls, and is `rise` to `most` times that of the middle of `least` updates or more (rules of thumb).
+
+    A line and a cosine end at 2 and 4 times their middle at most, a search for the largest learning rate at more. One that slows down is no warmup.
+    """
     say = partial(WARMUP_CODES.finding, "warmup.over_cap")
     lr = curve.column("lr")
     lr = lr[np.isfinite(lr)]
-    if lr.size < least or (np.diff(lr) < 0).any() or lr[-1] <= rise * lr[lr.size // 2]:
+    middle = lr[lr.size // 2] if lr.size else 0.0
+    slows = lr.size and lr[-1] - middle < 0.9 * (middle - lr[0])
+    if lr.size < least or (np.diff(lr) < 0).any() or slows or not rise * middle < lr[-1] <= most * middle:
         return say("ok", "The learning rate does not rise until the run ends.")
     return say(
         "warn", f"The learning rate still rises at the last of {lr.size:,} updates, to {lr[-1]:.4g}: the run ends within its warmup.", value=1.0, unit="share of the updates", threshold=0.1,
