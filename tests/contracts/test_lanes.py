@@ -169,7 +169,7 @@ def test_a_lane_that_diverges_does_not_touch_its_neighbours(tmp_path: Path, way:
     """Bitwise the same as beside a healthy lane for as long as it is in the stack, to rounding after it has left."""
     given = workload("batch_norm", optimizer="sgd", total_steps=200, dtype=torch.float64)
     healthy = [given.config.replace(peak_lr=lr) for lr in (0.01, 0.02, 0.05)]
-    configs = [*healthy[:2], given.config.replace(peak_lr=1e300), healthy[2]]
+    configs = [*healthy[:2], given.config.replace(peak_lr=1e308), healthy[2]]
     beside = [*healthy[:2], given.config.replace(peak_lr=0.03), healthy[2]]
     with_nan = together(given, configs, tmp_path / "nan", way)
     without = together(given, beside, tmp_path / "healthy", way)

@@ -45,6 +45,7 @@ def record(trials, *, evals=(), facts=None, workload="synthetic", full_batch=Tru
         command="workbench diagnose synthetic",
         config=baseline,
         facts=facts or {},
+        study={},
         path=Path("runs/synthetic"),
     )
 

@@ -235,7 +235,7 @@ def test_a_planted_fault_is_found_first_and_its_line_named(fault: Fault, seed: i
     )  # noise of so few updates may look unstable
     assert (finding.code, finding.status in ("fail", "warn")) == (fault.code, True), diagnosis
     if fault.at:
-        named = re.search(rf"\({fault.loop}_faulty\.py:(\d+)\)", finding.summary)
+        named = re.search(rf"\({fault.loop}_faulty\.py:(\d+)[;)]", finding.summary)
         assert named, finding.summary
         assert (
             fault.at.strip()

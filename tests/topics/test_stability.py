@@ -105,11 +105,11 @@ def test_runs_of_the_baseline_are_counted_apart_from_larger_lrs_and_the_smallest
     lost = [trial(early(), lr) for lr in (2.4, 1.2, 1.8)]
     r = record([*own, *larger, *lost], total_steps=TOTAL, peak_lr=0.2, optimizer="momentum")
     diagnosis = wb.stability.diagnose(r)
-    recovers, early_code = diagnosis["stability.early_recovers"], diagnosis["stability.early"]
-    assert "(in 1 of 3 runs of the baseline and at 2 larger lrs)" in recovers.summary
-    assert "Not seen in 3 runs of the baseline" in early_code.summary
-    assert "at lr 1.2" in early_code.summary
-    assert "(and at 2 larger lrs)" in early_code.summary
+    spiked, blown = (diagnosis[f"stability.{code}"].summary for code in ("early_recovers", "early"))
+    assert "(in 1 of 3 runs of the baseline and at 2 larger lrs)" in spiked
+    assert "Not seen in 3 runs of the baseline" in blown
+    assert "at lr 1.2" in blown
+    assert "(and at 2 larger lrs)" in blown
 
 
 def test_headroom():
