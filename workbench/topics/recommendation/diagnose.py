@@ -132,7 +132,9 @@ def _no_candidate(record: RecordLike, diagnosis: Diagnosis) -> str:
         return f"no lr that is better than the baseline's {own:.4g} keeps a margin to the edge, and {rest}"
     if equal(best, own) and "lr.grid_edge" in diagnosis and diagnosis["lr.grid_edge"].status == "not_measured":
         return f"no other of the few lrs that were trained {length_of_runs(record.facts)} is better, and {rest}"
-    return f"no other lr is better than the baseline's {own:.4g} by enough to matter, and {rest}"
+    ends = diagnosis["lr.grid_edge"].evidence if "lr.grid_edge" in diagnosis else {}
+    compared = f" from {ends['lowest_lr']:.4g} to {ends['highest_lr']:.4g}" if "lowest_lr" in ends else ""
+    return f"no other lr{compared} is better than the baseline's {own:.4g} by enough to matter, and {rest}"
 
 
 def _decided(record: RecordLike, comparison: Mapping[str, Any], limit: float) -> dict[str, Any]:
