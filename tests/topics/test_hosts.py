@@ -452,7 +452,7 @@ def test_a_straggler_is_busy_half_as_long_again_in_three_of_four_steps(slow_step
     assert (found.status, found.value) == (status, slow_steps / 20)
     assert found.evidence["late_share"] == {0: 0.0, 1: slow_steps / 20}
     if slow_steps == 14:
-        assert "in 75% of the steps: rank 1 works 1.5 times as long as they do, or longer, in 70%." in found.summary
+        assert "rank 1 takes 1.5 times as long as the others in 70% of the steps (limit: 75%)." in found.summary
 
 
 def test_thresholds_are_arguments() -> None:

@@ -203,13 +203,11 @@ def straggler(ranks: Ranks, *, ratio: float, share: float, min_steps: int, cores
         )
         return say("warn", said, advice=advice)
     waits = min(1 - medians[k] / step_s[name] if step_s[name] > 0 else 0.0 for k, name in enumerate(names))
-    idle = f" Every rank spends {waits:.0%} of a step or more on communication, and not on one rank." * bool(
-        waits >= 0.5
-    )
-    most = f": in no step does one work {ratio:g} times as long as they do."
+    idle = f" Communication takes {waits:.0%} of a step or more on every rank." * bool(waits >= 0.5)
+    most = f"no rank takes {ratio:g} times as long as the others in any step."
     if found:
-        most = f" in {share:.0%} of the steps: rank {names[worst]} works {ratio:g} times as long as they do, or longer, in {found:.0%}."
-    return say("ok", f"No rank makes the others wait{most}{idle}{shared}")
+        most = f"rank {names[worst]} takes {ratio:g} times as long as the others in {found:.0%} of the steps (limit: {share:.0%})."
+    return say("ok", f"No straggler: {most}{idle}{shared}")
 
 
 def _sharded(ranks: Ranks) -> bool:
