@@ -112,6 +112,14 @@ def proof_of(*arms: Any) -> dict[str, Any]:
     return proof
 
 
+@pytest.mark.parametrize(("seeds", "test"), [(3, "one-sided paired t"), (5, "one-sided paired t or sign flips"), (11, "one-sided paired t")])  # fmt: skip
+def test_the_test_that_a_chance_is_of_is_named(seeds: int, test: str) -> None:
+    own = [1.0 + 0.1 * k for k in range(seeds)]
+    proof = proof_of(own, [each - 0.2 - 0.001 * k for k, each in enumerate(own)], own)
+    assert proof["test"] == test
+    assert f", {test} over {seeds} seeds" in proof["verdict"]
+
+
 def test_a_gain_in_every_seed_wins_against_both_lengths() -> None:
     proof = proof_of([1.0, 1.3, 0.8], [0.80, 1.09, 0.61], [0.99, 1.31, 0.80])
     assert proof["wins"]

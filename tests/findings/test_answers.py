@@ -127,13 +127,13 @@ def test_what_could_not_be_measured_is_never_well() -> None:
                 "baseline": {"validation/loss": 0.5}, "recommended": {"validation/loss": 0.25},
                 "proof": {"seeds": [1, 2, 3], "arms": [{"chance": 0.01}]},
             },
-            "Change max_grad_norm to 1; peak_lr 0.1 → 0.2: validation/loss 0.5 → 0.25, p = 0.01 (one-sided paired t) over 3 fresh seeds.",
+            "Change max_grad_norm to 1; peak_lr 0.1 → 0.2: validation/loss 0.5 → 0.25, p = 0.01 over 3 fresh seeds.",
         ),
         (
             {
                 "adopted": True, "changed": ["peak_lr"], "own": {"peak_lr": 0.1}, "candidate": "lr 0.2",
                 "config": {"peak_lr": 0.2, "select": "loss"}, "baseline": {"loss": 0.5}, "recommended": {"loss": 0.25},
-                "proof": {"seeds": [1, 2], "planned": 3, "arms": [{"chance": 0.004}]},
+                "proof": {"seeds": [1, 2], "planned": 3, "test": "one-sided paired t", "arms": [{"chance": 0.004}]},
             },
             "Change peak_lr 0.1 → 0.2: loss 0.5 → 0.25, p = 0.004 (one-sided paired t) over 2 fresh seeds of 3 planned.",
         ),

@@ -221,7 +221,7 @@ def prove(
         select, seeds, candidate (its values), arms (each with name, total_steps, values, gains, gain, se, ratios, chance (p), None where it
         diverges under every seed and the candidate under none),
         learned (what the better of candidate and baseline gained on the untrained model, None where that was not evaluated), level
-        (the limit), wins, said (the numbers) and verdict; None where fewer than `min_seeds` seeds were trained. ratios, of a seed's
+        (the limit), wins, said (the numbers), verdict and test (of which chance is); None where fewer than `min_seeds` seeds were trained. ratios, of a seed's
         loss to that of the arm, are None for other metrics.
     """
     arms = {"baseline": dict(baseline)}
@@ -248,13 +248,15 @@ def prove(
     against = "" if wins or len(rows) == 1 else f", against the {worst['name']}"
     verdict = f"the {worst['name']} diverges under each of n = {len(seeds)} seeds, the candidate under none"
     if worst["chance"] is not None:
-        verdict = f"{p_words(worst['chance'])}, one-sided paired t over {len(seeds)} seeds (limit {limit:g}){against}"
+        verdict = (
+            f"{p_words(worst['chance'])}, {test_of(len(seeds))} over {len(seeds)} seeds (limit {limit:g}){against}"
+        )
     shown = "; ".join(f"{row['name']} {np.mean(row['values']):.4g}: {_difference(row)}" for row in rows)
     mean = f"{select} of the selected checkpoints, mean over {len(seeds)} fresh seeds: {np.mean(values):.4g}"
     return {
         "select": select, "seeds": seeds, "planned": record.facts.get("proof_seeds"), "candidate": values, "arms": rows,
         "learned": sign * float(np.mean(starts)) - best if starts else None, "level": limit, "wins": wins,
-        "said": f"{mean} against {shown}.", "verdict": verdict,
+        "said": f"{mean} against {shown}.", "verdict": verdict, "test": test_of(len(seeds)),
     }  # fmt: skip
 
 
@@ -270,7 +272,15 @@ def worth_more_seeds(proof: Mapping[str, Any] | None, *, min_seeds: int = 3) -> 
     return gain > 0 and not by_size(gain, proof["learned"])
 
 
-def p_value(gains: Sequence[float], *, flip_from: int = 5) -> float:
+_FLIP_FROM = 5
+
+
+def test_of(seeds: int) -> str:
+    """Return the test that `p_value` makes of so many gains, as people name it."""
+    return "one-sided paired t" + " or sign flips" * (_FLIP_FROM <= seeds <= MOST_FLIPPED)
+
+
+def p_value(gains: Sequence[float], *, flip_from: int = _FLIP_FROM) -> float:
     """Return how likely a mean gain of this size is where nothing is gained, from one gain a seed.
 
     The smaller of Student's t, one-sided, and, from `flip_from` values on (fewer cannot come below 5 %), the share of all choices

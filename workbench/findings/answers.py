@@ -182,7 +182,8 @@ def _gain(found: Mapping[str, Any]) -> str:
     chances = [float(arm["chance"]) for arm in proof.get("arms", ()) if arm.get("chance") is not None]
     made, planned = len(proof.get("seeds", ())), proof.get("planned") or 0
     of = f"{made} fresh seeds{f' of {planned} planned' if made < planned else ''}"
-    sure = f", {p_words(max(chances))} (one-sided paired t) over {of}" if chances else ", one seed"
+    by = f" ({proof['test']})" if "test" in proof else ""
+    sure = f", {p_words(max(chances))}{by} over {of}" if chances else ", one seed"
     at, later = "", ""
     if end := found.get("at_end"):
         first, last = (f"{step:,}" for step in end["best_steps"])

@@ -29,7 +29,7 @@ CALLS = (("torch", "multinomial"), ("torch", "manual_seed"), ("numpy.random", "s
 HOOKS: tuple[tuple[Any, str], ...] = ((Tensor, "register_hook"), (saved_tensors_hooks, "__enter__"), (Function, "_register_hook"))  # fmt: skip
 PAIRED = {"__sub__": DIFFERENCE, "sub": DIFFERENCE, "__mul__": "A product", "mul": "A product"}
 """Functions and methods that losses written by hand are made of, and what they give."""
-SQUASHED = tuple((owner, name) for owner in (torch, Tensor, F) for name in ("softmax", "sigmoid", "log_softmax"))
+SQUASHED = tuple((owner, name) for owner in (torch, Tensor, F) for name in ("softmax", "sigmoid"))
 """Functions and methods whose results a loss may not take; the modules of `torch.nn` call them."""
 LEAST = 10_000
 """Elements below which a conversion costs nothing worth telling (rule of thumb)."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.instruments.caller import own_line
-from workbench.instruments.losses.graphs import WEIGHS, constant_of
+from workbench.instruments.losses.graphs import constant_of, unweighed
 
 Compared = tuple[str, Tensor, Tensor, Tensor]
 """Loss function, outputs, targets and loss."""
@@ -82,13 +82,13 @@ class Recall:
         return [{"class": c, "total": int((targets == c).sum()), "correct": int((right & (targets == c)).sum())} for c in targets.unique().tolist()]  # fmt: skip
 
 
-def turned_axes(nodes: Collection[Any]) -> dict[str, Any] | None:
+def turned_axes(nodes: Collection[Any], *, near: int = 64) -> dict[str, Any] | None:
     """Return the first node of a graph that takes one axis for another, and what it does to which shape; None where none does.
 
     It may be a view that gives the shape of a permutation, as `out.reshape(B, N, C)` of (B, heads, N, C / heads) without a transpose. What is filled up
     before or cut off after it, as for relative positions, is shifted so on purpose, and what is viewed back before a product takes it, as in blocks of a
     norm, is where it was. Or it is a softmax of as many queries as keys that weighs, as it is, a sum over its last axis and has another one. Fewer clusters, slots or
-    features that places are shared out among compete on purpose, as do learned ones.
+    features that places are shared out among compete on purpose, as do learned ones. `near` is the number of nodes that are looked at before a product (rule of thumb).
     """
     cut = {parent for node in nodes if node.name().startswith(("Slice", "Index")) for parent, _ in node.next_functions}
     for node in sorted(nodes, key=lambda each: each._sequence_nr()):
@@ -98,7 +98,9 @@ def turned_axes(nodes: Collection[Any]) -> dict[str, Any] | None:
         if name in _VIEWS and node not in cut and not parent.name().startswith(("Cat", "ConstantPad", "Slice")):
             before, after = _sizes(node)
             back = (each for each in nodes if each.name() in _VIEWS and _sizes(each) == (after, before))
-            if turns(before, after) and not any(node in _unweighed(each) or each in _unweighed(node) for each in back):
+            if turns(before, after) and not any(
+                node in unweighed([each], most=near) or each in unweighed([node], most=near) for each in back
+            ):
                 return {"node": node, "before": [*before], "after": [*after]}
         elif name == "BmmBackward0" and not _is_learned(node.next_functions[1][0]):
             weights, place = node.next_functions[0]
@@ -114,18 +116,6 @@ def turned_axes(nodes: Collection[Any]) -> dict[str, Any] | None:
 
 def _sizes(view: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(view._saved_self_sym_sizes), tuple(view._input_metadata[0].shape)
-
-
-def _unweighed(node: Any, *, most: int = 64) -> set[Any]:
-    """Return the nodes behind one that no product of matrices nor convolution stands between."""
-    seen: set[Any] = set()
-    stack = [node]
-    while stack and len(seen) < most:
-        here = stack.pop()
-        if here not in seen and not here.name().startswith(WEIGHS):
-            seen.add(here)
-            stack += [parent for parent, _ in here.next_functions if parent is not None]
-    return seen
 
 
 def _is_learned(node: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -168,8 +168,13 @@ def unscaled(loss: Any) -> Any:
 
 def behind_weights(losses: Any, *, most: int = MAX_NODES) -> set[Any]:
     """Return the nodes of a graph that no product with weights, nor lookup, stands behind: what is done to the outputs of the last layer."""
+    return unweighed(roots_of(losses), most=most)
+
+
+def unweighed(nodes: Iterable[Any], *, most: int = MAX_NODES) -> set[Any]:
+    """Return these nodes and those behind them that no product with weights, nor lookup, stands between."""
     seen: set[Any] = set()
-    stack = roots_of(losses)
+    stack = list(nodes)
     while stack and len(seen) < most:
         node = stack.pop()
         if node not in seen and not node.name().startswith(WEIGHS):

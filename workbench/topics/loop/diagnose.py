@@ -132,19 +132,19 @@ def _parameters(facts: Facts, updates: int, least_lr: float, unseen: Finding | N
         gradient = say("fail", "No parameter of the optimizer ever gets a gradient.", advice=[
             "Build the optimizer from the parameters of the model that the loss is computed with, after the model is on its device and wrapped.",
         ])  # fmt: skip
-    elif silent and len(facts["uncalled"]) == len(silent):
-        gradient = say(
-            "warn", f"{named(silent)} never get a gradient: their modules are never called. They are {len(silent)} of {facts['owned']} parameters of the optimizers.",
-            advice=["Call them in forward, or delete them."],
-        )  # fmt: skip
     elif silent:
         looks = f"{facts['looks']} updates"
         if facts["looks"] < updates:
             looks = f"the {facts['looks']:,} of {updates:,} updates that were looked at"
+        idle = len(facts["uncalled"]) == len(silent)
+        many, call = (
+            f"{len(silent)} of {facts['owned']} parameters of the optimizers",
+            "; their modules are never called there" * idle,
+        )
         gradient = say(
-            "fail" if len(silent) * 4 > facts["owned"] else "warn",
-            f"{named(silent)} never get a gradient in {looks}, {len(silent)} of {facts['owned']} parameters of the optimizers.",
-            advice=["Look for detach(), .data, torch.no_grad(), argmax or a module whose output is not used between them and the loss; freeze them with requires_grad_(False) where it is meant."],
+            "fail" if len(silent) * 4 > facts["owned"] and not idle else "warn", f"{named(silent)} never get a gradient in {looks}, {many}{call}.",
+            advice=["Call them in forward, or delete them."] if idle else
+            ["Look for detach(), .data, torch.no_grad(), argmax or a module whose output is not used between them and the loss; freeze them with requires_grad_(False) where it is meant."],
         )  # fmt: skip
     else:
         gradient = say("ok", "Every trained parameter gets a gradient.")
