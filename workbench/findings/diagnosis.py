@@ -58,15 +58,16 @@ def verdict_table(diagnosis: Diagnosis) -> str:
     if alike := diagnosis.same_reason():
         parts.append(_folded(f"{SIGNS['not_measured'][0]} {len(alike)} more not measured for the reason above", alike))
     if rest:
-        parts.append(_folded(f"{SIGNS['ok'][0]} {_well(rest, 'more' if told else 'checks')}", rest))
+        parts.append(_folded(f"{SIGNS['ok'][0]} {well(rest, more=bool(told))}", rest))
     return "\n".join(parts)
 
 
-def _well(findings: Sequence[Finding], of: str) -> str:
+def well(findings: Sequence[Finding], *, more: bool) -> str:
+    """Return "52 more are ok, 16 do not apply", "1 check is ok"."""
     void = sum(not f.applies for f in findings)
-    return f"{len(findings) - void} {of} are ok" + (
-        f", {void} {'do' if void > 1 else 'does'} not apply" if void else ""
-    )
+    made = len(findings) - void
+    what = f"{made} {'more' if more else 'check' if made == 1 else 'checks'} {'is' if made == 1 else 'are'} ok"
+    return what + (f", {void} {'do' if void > 1 else 'does'} not apply" if void else "")
 
 
 def _badge(status: Status, word: str = "") -> str:
@@ -242,9 +243,7 @@ class Diagnosis:
         if rest:
             where = " in the report" if self.recommendation else ""
             where = where or (f" (`workbench report {self.path}` shows it)" if self.path else "")
-            lines.append(
-                _paragraph("ok", f"{_well(rest, 'more' if told else 'checks')}: each with its evidence{where}")
-            )
+            lines.append(_paragraph("ok", f"{well(rest, more=bool(told))}: each with its evidence{where}"))
         limit = textwrap.wrap(
             f"Budget: {self.budget}.", 100, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
         )

@@ -21,7 +21,7 @@ from typing import Any
 from workbench.errors import UsageError, WorkbenchError
 from workbench.findings.advice import ADVICE
 from workbench.findings.causes import listed
-from workbench.findings.diagnosis import SIGNS, Diagnosis, names_of
+from workbench.findings.diagnosis import SIGNS, Diagnosis, names_of, well
 from workbench.findings.finding import MEASUREMENTS
 from workbench.findings.topic import Figure
 from workbench.plots.render import inline_svg, standalone_svg
@@ -114,12 +114,14 @@ def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
     told = diagnosis.told()[0]
     measured = [f for f in told if f.status == "ok" and f.code in MEASUREMENTS]
     unknown = [f for f, _ in ranked if f.status == "not_measured"]
+    fine = [f for f, _ in ranked if f.status == "ok" and f not in measured]
     return {
         "alarms": [(f, then) for f, then in ranked if f.status in ("fail", "warn")],
         "unknown": unknown,
         "unknown_names": ", ".join(names_of(unknown)),
         "measured": measured,
-        "fine": [f for f, _ in ranked if f.status == "ok" and f not in measured],
+        "fine": fine,
+        "fine_words": well(fine, more=False),
     }
 
 
